@@ -1,0 +1,1 @@
+"""What computes: model, operators, cache pools, scheduler, KV transport, worker server."""

@@ -1,0 +1,43 @@
+"""What a policy is, and what it decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from harness.view import View
+from workloads.request import Request
+
+
+class NoRoute(Exception):
+    """No usable instance of a role that the request needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where one attempt at a request goes, and why. Keys index the pools of the view.
+
+    `predicted_work_s` is the prefill time the router accounts to the instance; `alternatives` are
+    the predicted TTFTs (s) of the clusters considered, by cluster name.
+    """
+
+    prefill_cluster: str
+    prefill_key: int
+    decode_cluster: str
+    decode_key: int
+    predicted_work_s: float
+    cached_tokens: int = 0
+    held_tokens: int = 0
+    copy_from: str = ""
+    reason: str = ""
+    alternatives: tuple[tuple[str, float], ...] = ()
+
+
+class Policy(Protocol):
+    """`route` is pure and synchronous: no I/O, no clock but `view.now_s`, no change to the view."""
+
+    name: str
+
+    def route(self, request: Request, view: View) -> Decision:
+        """Raises NoRoute when no usable instance is left."""
+        ...

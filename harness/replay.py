@@ -1,0 +1,98 @@
+"""Open-loop replay: each request leaves at its scheduled time, whatever the system does.
+
+The schedule is absolute on the loop's clock, so a late send never delays the next; how late each
+one was is in its record (`sent_s - scheduled_s`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+
+from results.records import RequestRecord, Status
+from workloads.request import Request
+
+Serve = Callable[[Request, RequestRecord, float], Coroutine[None, None, None]]
+
+
+@dataclass(slots=True)
+class ReplayCounts:
+    """offered = succeeded + failed + unsent, always, once `replay` has returned."""
+
+    offered: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    unsent: int = 0
+
+
+async def replay(
+    requests: Iterable[Request],
+    serve: Serve,
+    on_record: Callable[[RequestRecord], None],
+    *,
+    origin_s: float,
+    stop: asyncio.Event | None = None,
+    drain_s: float | None = None,
+) -> ReplayCounts:
+    """Send `requests` (in arrival order) at origin_s + arrival_s; return when all have ended.
+
+    `stop` ends sending early: the rest is counted unsent. `drain_s` bounds the wait for
+    requests in flight after the last send; those still running are cancelled and fail. Each
+    request is reported once through `on_record`.
+    """
+    loop = asyncio.get_running_loop()
+    counts = ReplayCounts()
+    in_flight: set[asyncio.Task[None]] = set()
+
+    async def one(request: Request, record: RequestRecord) -> None:
+        try:
+            await serve(request, record, origin_s)
+        finally:
+            if record.status is Status.SUCCEEDED:
+                counts.succeeded += 1
+            else:
+                record.status = Status.FAILED
+                counts.failed += 1
+            on_record(record)
+
+    stopping = asyncio.ensure_future(stop.wait()) if stop is not None else None
+    try:
+        for request in requests:
+            counts.offered += 1
+            record = RequestRecord(
+                request.id,
+                request.arrival_s,
+                request.input_tokens,
+                request.output_tokens,
+                request.session,
+                request.tenant,
+                request.slo_class,
+            )
+            delay_s = origin_s + request.arrival_s - loop.time()
+            if delay_s > 0 and not (stopping is not None and stopping.done()):
+                if stopping is None:
+                    await asyncio.sleep(delay_s)
+                else:
+                    await asyncio.wait((stopping,), timeout=delay_s)
+            if stopping is not None and stopping.done():
+                record.status = Status.UNSENT
+                counts.unsent += 1
+                on_record(record)
+                continue
+            record.sent_s = loop.time() - origin_s
+            task = loop.create_task(one(request, record))
+            in_flight.add(task)
+            task.add_done_callback(in_flight.discard)
+        if in_flight:
+            _, late = await asyncio.wait(in_flight, timeout=drain_s)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.gather(*late, return_exceptions=True)
+    finally:
+        if stopping is not None:
+            stopping.cancel()
+        for task in in_flight:
+            task.cancel()
+    return counts

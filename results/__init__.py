@@ -1,0 +1,1 @@
+"""What was measured: schemas, recorder, metric definitions, summary, comparison, history, report."""

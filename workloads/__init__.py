@@ -1,0 +1,1 @@
+"""What arrives: requests, lengths, arrivals, prefix reuse, trace readers, scaling."""
