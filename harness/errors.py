@@ -18,24 +18,24 @@ class ExitCode(IntEnum):
 
 
 class CommandError(Exception):
-    """Ends the command: `message` is the one line a user sees, `code` the exit code."""
+    """Ends the command: `message` is the one line a user sees, `exit_code` the exit code."""
 
-    code: ExitCode = ExitCode.BUG
+    exit_code: ExitCode = ExitCode.BUG
 
 
 class BadInput(CommandError):
     """Bad input from a user. The message names the place, what was found and what would do."""
 
-    code = ExitCode.USAGE
+    exit_code = ExitCode.USAGE
 
 
 class NotReady(CommandError):
     """An endpoint, worker or fleet did not come up."""
 
-    code = ExitCode.NOT_READY
+    exit_code = ExitCode.NOT_READY
 
 
 class Incomplete(CommandError):
     """The run ended before its end; what there is was written and marked."""
 
-    code = ExitCode.INCOMPLETE
+    exit_code = ExitCode.INCOMPLETE

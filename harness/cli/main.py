@@ -7,10 +7,32 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from harness.errors import CommandError, ExitCode
+from harness.errors import ExitCode
 
 #: subcommand -> (module, one-line help); a module is imported only when its command is run.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("harness.cli.run", "run an experiment: compare configurations end to end"),
+    "plan": ("harness.cli.plan", "search threshold and split with the throughput model"),
+    "doctor": ("harness.cli.doctor", "say what this host offers and which backends will be used"),
+    "trace": ("harness.cli.trace", "describe, convert, slice, scale or synthesize traces"),
+    "worker": ("harness.cli.worker", "serve prefill or decode as one instance"),
+    "load": ("harness.cli.load", "drive any OpenAI-compatible deployment and measure it"),
+    "sweep": ("harness.cli.sweep", "simulate many variations of an experiment"),
+    "fidelity": ("harness.cli.fidelity", "run emulate and simulate side by side"),
+    "ablate": ("harness.cli.ablate", "measure what each part of a policy is worth"),
+    "explain": ("harness.cli.explain", "tell one request's story"),
+    "link": ("harness.cli.link", "set up, show, probe or remove a shaped link"),
+    "transport": ("harness.cli.transport", "measure the KV transport"),
+    "certs": ("harness.cli.certs", "make a test certificate authority and certificates"),
+    "profile": ("harness.cli.profile", "measure a device profile with this engine"),
+    "results": ("harness.cli.results", "describe, query or export a run's results"),
+    "report": ("harness.cli.report", "write the HTML report of runs"),
+    "compare": ("harness.cli.compare", "compare runs with statistics"),
+    "noise": ("harness.cli.noise", "measure this machine's own noise floor"),
+    "runs": ("harness.cli.runs", "list, prune or diff run directories"),
+    "nightly": ("harness.cli.nightly", "run and judge the nightly suite"),
+    "chaos": ("harness.cli.chaos", "inject faults and check invariants"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,9 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.USAGE
     try:
         return int(options.run(options))
-    except CommandError as error:
-        print(f"prfaas {options.command}: {error}", file=sys.stderr)
-        return int(error.code)
     except KeyboardInterrupt:
         print(f"prfaas {options.command}: interrupted", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
+    except Exception as error:
+        # A class with an `exit_code` is written for the user, in whichever package it is defined.
+        code = getattr(error, "exit_code", None)
+        if code is None:
+            raise
+        print(f"prfaas {options.command}: {error}", file=sys.stderr)
+        return int(code)
