@@ -1,0 +1,191 @@
+"""The experiment: one TOML file that every mode runs, validated before anything starts.
+
+All values are in the units of the modelled system. Unknown keys and impossible values are refused with the
+file, the field, what was found and what would do.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from harness.errors import BadInput
+from harness.links.spec import LinkSpec
+from workloads.spec import ArrivalSpec, WorkloadSpec
+
+Mode = Literal["simulate", "emulate", "live"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SloSpec(_Section):
+    """What counts as good service; goodput is the share of all offered requests that met it."""
+
+    ttft_s: float = Field(10.0, gt=0, description="TTFT from the scheduled arrival, seconds")
+    tokens_per_s: float = Field(40.0, gt=0, description="1 / TPOT of a request")
+    tolerance: float = Field(
+        0.01, ge=0, lt=1, description="relative slack: the paper's decode step is exactly its SLO"
+    )
+
+
+class ProfileSpec(_Section):
+    """Device profiles by name or file, one per cluster."""
+
+    prfaas: str = "1t-h200"
+    pd: str = "1t-h20"
+
+
+class ConfigurationSpec(_Section):
+    """One column of the comparison: a policy on given instance counts."""
+
+    name: str = Field(min_length=1)
+    policy: str = Field(min_length=1)
+    n_prfaas: int = Field(0, ge=0, description="remote prefill instances")
+    n_prefill: int = Field(0, ge=0, description="local prefill instances (PD-P)")
+    n_decode: int = Field(ge=1, description="local decode instances (PD-D)")
+    threshold_tokens: float | None = Field(
+        None, ge=0, description="routing threshold; without one the planner's optimum is used"
+    )
+    parameters: dict[str, float | int | bool | str] = Field(
+        default_factory=dict, description="further parameters of the policy, by name"
+    )
+
+    @model_validator(mode="after")
+    def _has_prefill(self) -> ConfigurationSpec:
+        if self.n_prfaas + self.n_prefill == 0:
+            raise ValueError("n_prfaas + n_prefill is 0: at least one instance must prefill")
+        return self
+
+
+class MeasureSpec(_Section):
+    """When and how long is measured. Seconds are the modelled system's."""
+
+    overload: float = Field(1.2, gt=1, description="capacity phase: offered / planned capacity")
+    capacity_warmup_s: float = Field(90, gt=0)
+    capacity_window_s: float = Field(240, gt=0)
+    rate_fraction: float = Field(
+        0.8, gt=0, lt=1, description="common rate of all configurations / homogeneous capacity"
+    )
+    request_rate: float | None = Field(None, gt=0, description="common rate, req/s, instead")
+    latency_warmup_s: float = Field(60, ge=0)
+    latency_window_s: float = Field(300, gt=0)
+    load_fractions: tuple[float, ...] = Field(
+        (), description="further phases at these shares of each configuration's own capacity"
+    )
+    unloaded: bool = Field(False, description="also measure TTFT of requests that meet no queue")
+    slo_search: bool = Field(False, description="also search the highest rate at which the SLO holds")
+    drain_s: float = Field(600, gt=0, description="bound on the drain of a phase")
+    sample_s: float = Field(1.0, gt=0, description="interval of link and instance samples")
+
+
+class EmulateSpec(_Section):
+    """How `emulate` scales and checks (see harness.scale)."""
+
+    model: str = Field("bench", description="engine shape or checkpoint directory")
+    token_scale: int = Field(64, ge=1)
+    time_scale: float = Field(8.0, gt=0)
+    page_tokens: int = Field(8, ge=1)
+    verify_share: float = Field(0.05, ge=0, le=1, description="share of requests decoded again")
+    verify_least: int = Field(20, ge=0, description="and at least so many a configuration")
+    overrun_limit: float = Field(0.01, ge=0, description="share of overruns that voids a run")
+
+
+class Experiment(_Section):
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    seed: int = Field(1, ge=0)
+    mode: Mode = "simulate"
+    workload: WorkloadSpec
+    arrivals: ArrivalSpec = ArrivalSpec()
+    link: LinkSpec = LinkSpec()
+    slo: SloSpec = SloSpec()
+    profiles: ProfileSpec = ProfileSpec()
+    measure: MeasureSpec = MeasureSpec()
+    emulate: EmulateSpec = EmulateSpec()
+    configurations: tuple[ConfigurationSpec, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Experiment:
+        names = [configuration.name for configuration in self.configurations]
+        if len(set(names)) != len(names):
+            raise ValueError(f"configurations: names must be unique, found {names}")
+        return self
+
+
+def presets() -> dict[str, Path]:
+    """Shipped experiments by name."""
+    folder = Path(str(resources.files("harness") / "presets"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load_experiment(name_or_path: str, overrides: dict[str, Any] | None = None) -> Experiment:
+    """A preset by name or a TOML file by path; `overrides` are dotted keys over it.
+
+    Raises BadInput with one line that names the file and the field.
+    """
+    shipped = presets()
+    path = shipped.get(name_or_path) or Path(name_or_path)
+    if not path.is_file():
+        known = ", ".join(shipped)
+        raise BadInput(f"{name_or_path}: no such preset or file (presets: {known})")
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+    for key, value in (overrides or {}).items():
+        set_dotted(data, key, value)
+    try:
+        return Experiment.model_validate(data)
+    except ValidationError as error:
+        raise BadInput(f"{path}: {describe_validation(error)}") from None
+
+
+def set_dotted(data: dict[str, Any], key: str, value: Any) -> None:
+    """Set `a.b.c` in nested tables; `configurations.NAME.key` addresses a configuration by name."""
+    parts = key.split(".")
+    table: Any = data
+    for depth, part in enumerate(parts[:-1]):
+        if isinstance(table, list):
+            rows = [row for row in table if row.get("name") == part]
+            if not rows:
+                names = ", ".join(str(row.get("name")) for row in table)
+                raise BadInput(f"{key}: no configuration {part!r} (there are: {names})")
+            table = rows[0]
+        else:
+            table = table.setdefault(part, {})
+        if not isinstance(table, (dict, list)):
+            raise BadInput(f"{key}: {'.'.join(parts[: depth + 1])} is a value, not a table")
+    if isinstance(table, list):
+        raise BadInput(f"{key}: name a key of a configuration, e.g. {key}.threshold_tokens")
+    table[parts[-1]] = value
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`key=value` with a TOML value, or a bare string."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise BadInput(f"--set {text!r}: expected KEY=VALUE, e.g. --set link.rate_gbps=10")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def describe_validation(error: ValidationError) -> str:
+    """The first fault of a pydantic error in one line: field, what was found, what would do."""
+    fault = error.errors()[0]
+    field = ".".join(str(part) for part in fault["loc"]) or "experiment"
+    found = fault.get("input")
+    shown = "" if isinstance(found, (dict, list)) or found is None else f" (found {found!r})"
+    if fault["type"] == "extra_forbidden":
+        return f"{field}: unknown key{shown}"
+    more = error.error_count() - 1
+    rest = f"; and {more} more" if more else ""
+    return f"{field}: {fault['msg']}{shown}{rest}"

@@ -1,0 +1,227 @@
+"""An instance that is a worker process, spoken to over its control socket.
+
+Only control goes through here: prompts in, tokens out. The cache goes from worker to worker over
+the data plane, through the link's address when it leaves its cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from harness.links.base import ShapedLink
+from harness.ports import (
+    DecodeDone,
+    DecodeJob,
+    InstanceLost,
+    InstanceSpec,
+    LinkSignals,
+    PrefillDone,
+    PrefillJob,
+    RequestRejected,
+    Role,
+    ServingError,
+    TransferFailed,
+)
+from results.records import TokenRun
+from workloads.request import Request
+
+#: Turns a request into what the engine sees: (prompt token ids, tokens to generate).
+EngineRequest = Callable[[Request], tuple[list[int], int]]
+
+#: No answer from a worker's control socket within this time means that it is lost.
+CONTROL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class DataAddress:
+    """Where a worker's data plane listens, as dialled from some side of the link."""
+
+    host: str
+    port: int
+    incarnation: int
+
+
+class RealLink:
+    """One direction of a shaped link, as the router sees it."""
+
+    def __init__(self, shaped: ShapedLink, source: str, sink: str, signals: LinkSignals) -> None:
+        self.source = source
+        self.sink = sink
+        self.signals = signals
+        self._shaped = shaped
+
+    def sent_bytes(self) -> int:
+        return self._shaped.sent_bytes(self.source)
+
+
+def _failure(instance: str, kind: str, message: str) -> ServingError:
+    if kind == "rejected":
+        return RequestRejected(f"{instance}: {message}")
+    if kind in ("transfer_failed", "unknown_request"):
+        return TransferFailed(f"{instance}: {message}")
+    return InstanceLost(instance, f"{kind}: {message}")
+
+
+class RemoteInstance:
+    """Implements harness.ports.Instance over a worker's HTTP control API."""
+
+    def __init__(
+        self,
+        spec: InstanceSpec,
+        session: aiohttp.ClientSession,
+        local_data: DataAddress,
+        across_link: DataAddress | None,
+        engine_request: EngineRequest,
+    ) -> None:
+        self.spec = spec
+        self.role = spec.role
+        self.local_data = local_data
+        self.across_link = across_link
+        self.overruns = 0
+        self.paced_jobs = 0
+        self._session = session
+        self._engine_request = engine_request
+        self._loop = asyncio.get_running_loop()
+        self._abandoning: set[asyncio.Task[None]] = set()
+        self._lost: asyncio.Future[str] = self._loop.create_future()
+
+    def mark_lost(self, why: str) -> None:
+        """Fail what is in flight here and refuse what comes."""
+        if not self._lost.done():
+            self._lost.set_result(why)
+
+    @property
+    def lost(self) -> bool:
+        return self._lost.done()
+
+    async def prefill(self, job: PrefillJob) -> PrefillDone:
+        destination = job.destination
+        assert isinstance(destination, RemoteInstance)
+        address = destination.local_data if job.link is None else destination.across_link
+        if address is None:
+            raise TransferFailed(f"{destination.spec.name} cannot be reached across the link")
+        prompt, _ = self._engine_request(job.request)
+        body = {
+            "request_id": str(job.request.id),
+            "attempt": job.attempt,
+            "prompt": prompt,
+            "system_tokens": job.request.input_tokens,
+            "cached_tokens": job.cached_tokens,
+            "held_tokens": job.held_tokens,
+            "tenant": job.request.tenant,
+            "destination": {
+                "host": address.host,
+                "port": address.port,
+                "incarnation": address.incarnation,
+            },
+        }
+        reply = await self._guard(self._post("/prefill", body))
+        self.paced_jobs += 1
+        self.overruns += bool(reply["overrun"])
+        return PrefillDone(
+            started_s=reply["started_s"],
+            finished_s=reply["finished_s"],
+            delivered_s=reply["delivered_s"],
+            wire_bytes=reply["wire_bytes"] if job.link is not None else 0,
+            first_token=reply["first_token"],
+        )
+
+    async def decode(self, job: DecodeJob) -> DecodeDone:
+        return await self._guard(self._decode(job))
+
+    def abandon(self, request: Request, attempt: int) -> None:
+        if self.lost:
+            return
+        body = {"request_id": str(request.id), "attempt": attempt}
+        task = self._loop.create_task(self._abandon(body))
+        self._abandoning.add(task)
+        task.add_done_callback(self._abandoning.discard)
+
+    async def drain(self) -> None:
+        await self._guard(self._post("/drain", {}, timeout_s=None))
+
+    async def convert(self, role: Role) -> None:
+        await self._guard(self._post("/convert", {"role": role.value}, timeout_s=None))
+        self.role = role
+
+    async def stats(self) -> dict[str, Any]:
+        async with self._session.get("/stats", timeout=_timeout(CONTROL_TIMEOUT_S)) as response:
+            return await response.json()
+
+    async def _abandon(self, body: dict[str, Any]) -> None:
+        try:
+            await self._post("/abandon", body)
+        except ServingError:
+            return  # a worker that is gone holds nothing
+
+    async def _guard(self, work: Awaitable[Any]) -> Any:
+        """Await `work`, but fail at once when the worker is known to be lost."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self._lost), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if task.done():
+            return task.result()
+        task.cancel()
+        raise InstanceLost(self.spec.name, self._lost.result())
+
+    async def _post(self, path: str, body: dict[str, Any], timeout_s: float | None = None) -> Any:
+        try:
+            async with self._session.post(path, json=body, timeout=_timeout(timeout_s)) as response:
+                reply = await response.json()
+                if response.status != 200:
+                    raise _failure(self.spec.name, reply["error"], reply["message"])
+                return reply
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            raise InstanceLost(self.spec.name, f"{type(error).__name__} at {path}") from error
+
+    async def _decode(self, job: DecodeJob) -> DecodeDone:
+        _, n_tokens = self._engine_request(job.request)
+        body = {
+            "request_id": str(job.request.id),
+            "attempt": job.attempt,
+            "max_tokens": n_tokens,
+            "ignore_eos": True,
+        }
+        runs: list[TokenRun] = []
+        token_ids: list[int] = []
+        admitted_s = 0.0
+        finished = False
+        clock = self._loop.time
+        try:
+            async with self._session.post("/decode", json=body, timeout=_timeout(None)) as response:
+                if response.status != 200:
+                    reply = await response.json()
+                    raise _failure(self.spec.name, reply["error"], reply["message"])
+                async for line in response.content:
+                    now_s = clock()
+                    event = json.loads(line)
+                    if "token" in event:
+                        runs.append((now_s, 0.0, 1))
+                        token_ids.append(event["token"])
+                        admitted_s = event.get("admitted_s", admitted_s)
+                    elif event.get("done"):
+                        finished = True
+                        self.paced_jobs += event["steps"]
+                        self.overruns += event["overruns"]
+                    else:
+                        raise _failure(self.spec.name, event["error"], event["message"])
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise InstanceLost(self.spec.name, f"{type(error).__name__} while decoding") from error
+        if not finished or len(token_ids) != n_tokens:
+            raise InstanceLost(
+                self.spec.name, f"stream ended after {len(token_ids)} of {n_tokens} tokens"
+            )
+        return DecodeDone(admitted_s, runs, token_ids)
+
+
+def _timeout(total_s: float | None) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=total_s, sock_connect=CONTROL_TIMEOUT_S)
