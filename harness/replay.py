@@ -43,18 +43,18 @@ async def replay(
     """
     loop = asyncio.get_running_loop()
     counts = ReplayCounts()
-    in_flight: set[asyncio.Task[None]] = set()
+    in_flight: dict[asyncio.Task[None], RequestRecord] = {}
 
-    async def one(request: Request, record: RequestRecord) -> None:
-        try:
-            await serve(request, record, origin_s)
-        finally:
-            if record.status is Status.SUCCEEDED:
-                counts.succeeded += 1
-            else:
-                record.status = Status.FAILED
-                counts.failed += 1
-            on_record(record)
+    def ended(task: asyncio.Task[None]) -> None:
+        # Counted here and not in the task: a task cancelled before its first step never runs.
+        record = in_flight.pop(task)
+        if record.status is Status.SUCCEEDED:
+            counts.succeeded += 1
+        else:
+            counts.failed += 1
+            record.status = Status.FAILED
+            record.failure = record.failure or _why(task)
+        on_record(record)
 
     stopping = asyncio.ensure_future(stop.wait()) if stop is not None else None
     try:
@@ -70,10 +70,10 @@ async def replay(
                 request.slo_class,
             )
             delay_s = origin_s + request.arrival_s - loop.time()
-            if delay_s > 0 and not (stopping is not None and stopping.done()):
+            if delay_s > 0:
                 if stopping is None:
                     await asyncio.sleep(delay_s)
-                else:
+                elif not stopping.done():
                     await asyncio.wait((stopping,), timeout=delay_s)
             if stopping is not None and stopping.done():
                 record.status = Status.UNSENT
@@ -81,18 +81,26 @@ async def replay(
                 on_record(record)
                 continue
             record.sent_s = loop.time() - origin_s
-            task = loop.create_task(one(request, record))
-            in_flight.add(task)
-            task.add_done_callback(in_flight.discard)
+            task = loop.create_task(serve(request, record, origin_s))
+            in_flight[task] = record
+            task.add_done_callback(ended)
         if in_flight:
-            _, late = await asyncio.wait(in_flight, timeout=drain_s)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.gather(*late, return_exceptions=True)
+            await asyncio.wait(in_flight, timeout=drain_s)
     finally:
         if stopping is not None:
             stopping.cancel()
         for task in in_flight:
             task.cancel()
+        if in_flight:
+            await asyncio.wait(in_flight)
+    # Done callbacks of the last tasks run one turn of the loop after the wait.
+    while in_flight:
+        await asyncio.sleep(0)
     return counts
+
+
+def _why(task: asyncio.Task[None]) -> str:
+    if task.cancelled():
+        return "cancelled"
+    error = task.exception()
+    return f"{type(error).__name__}: {error}" if error is not None else "no status"

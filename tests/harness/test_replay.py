@@ -1,0 +1,93 @@
+"""The open-loop schedule and its balance: offered = succeeded + failed + unsent, whatever happens."""
+
+import asyncio
+
+import pytest
+
+from harness.replay import replay
+from results.records import RequestRecord, Status
+from workloads.request import Request
+
+
+def requests(n: int, gap_s: float = 0.01) -> list[Request]:
+    return [Request(i, i * gap_s, 100, 10) for i in range(n)]
+
+
+async def serve_ok(request: Request, record: RequestRecord, origin_s: float) -> None:
+    record.status = Status.SUCCEEDED
+
+
+async def run(serve, n=5, **options):
+    records: list[RequestRecord] = []
+    loop = asyncio.get_running_loop()
+    counts = await replay(requests(n), serve, records.append, origin_s=loop.time(), **options)
+    return counts, records
+
+
+async def test_every_request_is_reported_once() -> None:
+    counts, records = await run(serve_ok)
+    assert (counts.offered, counts.succeeded, counts.failed, counts.unsent) == (5, 5, 0, 0)
+    assert sorted(record.id for record in records) == [0, 1, 2, 3, 4]
+
+
+async def test_never_sent_before_its_schedule() -> None:
+    _, records = await run(serve_ok)
+    assert all(record.sent_s >= record.scheduled_s for record in records)
+
+
+async def test_a_slow_server_does_not_delay_the_schedule() -> None:
+    async def slow(request: Request, record: RequestRecord, origin_s: float) -> None:
+        await asyncio.sleep(0.2)
+        record.status = Status.SUCCEEDED
+
+    _, records = await run(slow, n=5)
+    assert all(record.sent_s - record.scheduled_s < 0.15 for record in records)
+
+
+async def test_stop_leaves_the_rest_unsent_and_counted() -> None:
+    stop = asyncio.Event()
+
+    async def stopping(request: Request, record: RequestRecord, origin_s: float) -> None:
+        record.status = Status.SUCCEEDED
+        if request.id == 1:
+            stop.set()
+
+    counts, records = await run(stopping, n=6, stop=stop)
+    assert (counts.offered, counts.succeeded, counts.unsent) == (6, 2, 4)
+    assert sum(record.status is Status.UNSENT for record in records) == 4
+    assert all(record.sent_s is None for record in records if record.status is Status.UNSENT)
+
+
+async def test_the_drain_is_bounded_and_late_requests_fail_visibly() -> None:
+    async def never(request: Request, record: RequestRecord, origin_s: float) -> None:
+        await asyncio.Event().wait()
+
+    counts, records = await run(never, n=3, drain_s=0.05)
+    assert (counts.offered, counts.failed) == (3, 3)
+    assert {record.failure for record in records} == {"cancelled"}
+
+
+async def test_an_unexpected_error_is_a_failed_request_not_a_lost_one() -> None:
+    async def broken(request: Request, record: RequestRecord, origin_s: float) -> None:
+        raise RuntimeError("bug in the target")
+
+    counts, records = await run(broken, n=2)
+    assert counts.failed == 2
+    assert records[0].failure == "RuntimeError: bug in the target"
+
+
+async def test_cancelling_the_replay_reports_what_was_in_flight() -> None:
+    records: list[RequestRecord] = []
+
+    async def never(request: Request, record: RequestRecord, origin_s: float) -> None:
+        await asyncio.Event().wait()
+
+    origin_s = asyncio.get_running_loop().time()
+    task = asyncio.ensure_future(
+        replay(requests(3, 0.0), never, records.append, origin_s=origin_s)
+    )
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [record.status for record in records] == [Status.FAILED] * 3
