@@ -1,8 +1,8 @@
 """The model of summary.json: what a run found, per configuration and phase, with its predictions.
 
-A figure is a `Measured`: the value of this run (`raw`, in the run's own seconds and bytes), the same
-in the units of the modelled system (`paper`), and what the throughput model says (`predicted`, in
-paper units). The scale factors that lead from raw to paper are in `RunSummary.scale`.
+A figure is a `Measured`: the value of this run (`raw`, in the run's own seconds and bytes), the
+same in the units of the modelled system (`paper`), and what the throughput model says (`predicted`,
+in paper units). The scale factors that lead from raw to paper are in `RunSummary.scale`.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Split:
 class Egress:
     """Use of the inter-cluster link in the measured window, as counted on the link.
 
-    mean_gbps and peak_gbps are rates; mean_share and peak_share their share (0..1) of the link's rate.
-    `peak_window_s` is the averaging window of the peak, in run seconds.
+    mean_gbps and peak_gbps are rates; mean_share and peak_share their share (0..1) of the link's
+    rate. `peak_window_s` is the averaging window of the peak, in run seconds.
     """
 
     mean_gbps: Measured = NONE
@@ -141,8 +141,8 @@ class PhaseSummary:
     """One phase ("capacity", "latency", "load-0.8", ...) of one configuration.
 
     Rates are requests/s. `window` is None when no steady window was found; then `throughput` is
-    empty, and only whole-run figures are given. `goodput` is a share (0..1) of the offered requests.
-    `lateness_p99_s` is how late the load generator sent, in run seconds.
+    empty, and only whole-run figures are given. `goodput` is a share (0..1) of the offered
+    requests. `lateness_p99_s` is how late the load generator sent, in run seconds.
     """
 
     name: str
@@ -168,10 +168,10 @@ class ConfigurationSummary:
     """One column of the comparison table.
 
     Instance counts are None where a configuration has no such stage. `capacity` is the throughput
-    (requests/s) of the phase named `capacity_phase`; `capacity_ratio` is to homogeneous (dimensionless:
-    raw = paper). `zero_queue_ttft` is the TTFT without any queueing (mean and P90, paper units).
-    `slo_rate` is the highest offered rate at which the SLO holds. `bottleneck` names the stage of Eq 6
-    that binds. `cost` maps named cost figures (with units in the name) to values.
+    (requests/s) of the phase named `capacity_phase`; `capacity_ratio` is to homogeneous
+    (dimensionless: raw = paper). `zero_queue_ttft` is the TTFT without any queueing (mean and P90).
+    `slo_rate` is the highest offered rate at which the SLO holds. `bottleneck` names the stage of
+    Eq 6 that binds. `cost` maps named cost figures (with units in the name) to values.
     """
 
     name: str
@@ -219,8 +219,8 @@ class SloSummary:
 @dataclass(frozen=True, slots=True)
 class RunSummary:
     """summary.json. `latency_phase` and `load_rate` (paper units, requests/s) say at which common
-    offered rate the latency rows of the table were measured. `verdict` is "ok", or why the numbers are
-    not to be trusted (client-limited, pacing overruns, mismatched tokens, interrupted).
+    offered rate the latency rows of the table were measured. `verdict` is "ok", or why the numbers
+    are not to be trusted (client-limited, pacing overruns, mismatched tokens, interrupted).
     """
 
     name: str
@@ -255,7 +255,7 @@ def to_json(summary: RunSummary) -> str:
 
 
 def _pick(cls: type, data: Mapping[str, Any], **made: Any) -> Any:
-    """`cls` from the keys of `data` that it knows; unknown keys (of newer versions) are left out."""
+    """`cls` from those keys of `data` that it knows; keys of newer versions are left out."""
     known = {each.name for each in fields(cls)}
     return cls(**{key: value for key, value in data.items() if key in known} | made)
 
@@ -303,8 +303,8 @@ def from_json(text: str, where: str = "summary.json") -> RunSummary:
         version = int(data["schema_version"])
         if version > SCHEMA_VERSION:
             raise SummaryError(
-                f"{where}: schema version {version} is newer than the {SCHEMA_VERSION} this program "
-                "reads; update it"
+                f"{where}: schema version {version} is newer than the {SCHEMA_VERSION} this "
+                "program reads; update it"
             )
         made: dict[str, Any] = {
             "configurations": tuple(_configuration(each) for each in data["configurations"]),

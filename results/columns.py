@@ -1,0 +1,186 @@
+"""Columns of Python values to Arrow arrays, in bulk: the recorder's share of a simulation's time.
+
+`None` becomes null. Seconds become whole microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from results.records import RequestRecord
+from results.schemas import ALTERNATIVES, GAPS, RUNS
+
+Column = Sequence[Any]
+_INT32_LIMIT = 2**31 - 1
+
+
+def to_us(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Nearest microsecond; NaN becomes 0 (mask it)."""
+    return np.rint(np.nan_to_num(seconds) * 1e6).astype(np.int64)
+
+
+def times(values: Column) -> pa.Array:
+    """Seconds, or None, to int64 microseconds."""
+    seconds = np.array(values, dtype=np.float64)
+    missing = np.isnan(seconds)
+    return pa.array(to_us(seconds), mask=missing if missing.any() else None)
+
+
+def integers(values: Column, kind: pa.DataType) -> pa.Array:
+    if None in values:
+        return pa.array([None if each is None else int(each) for each in values], kind)
+    return pa.array(np.array(values, dtype=np.int64), kind)
+
+
+def numbers(values: Column) -> pa.Array:
+    floats = np.array(values, dtype=np.float64)
+    missing = np.isnan(floats)
+    return pa.array(floats, mask=missing if missing.any() else None)
+
+
+def booleans(values: Column) -> pa.Array:
+    return pa.array(values, pa.bool_())
+
+
+def names(values: Column) -> pa.Array:
+    """Strings as a dictionary in order of first appearance."""
+    codes = {name: code for code, name in enumerate(dict.fromkeys(values))}
+    if len(codes) == 1:
+        indices = np.zeros(len(values), np.int32)
+    else:
+        indices = np.fromiter(map(codes.__getitem__, values), np.int32, len(values))
+    return pa.DictionaryArray.from_arrays(
+        pa.array(indices), pa.array(list(map(str, codes)), pa.string())
+    )
+
+
+def repeated(spans: Iterable[tuple[str, int]]) -> pa.Array:
+    """A dictionary column from (name, how many rows) spans."""
+    spans = list(spans)
+    codes = {name: code for code, name in enumerate(dict.fromkeys(name for name, _ in spans))}
+    indices = np.repeat(
+        np.array([codes[name] for name, _ in spans], np.int32), [count for _, count in spans]
+    )
+    return pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(list(codes), pa.string()))
+
+
+def alternatives(values: Column) -> pa.Array:
+    """Tuples of (cluster, seconds) to a list of structs."""
+    lengths = np.fromiter(map(len, values), np.int32, len(values))
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    flat = list(chain.from_iterable(values))
+    pairs = pa.StructArray.from_arrays(
+        [
+            pa.array([cluster for cluster, _ in flat], pa.string()),
+            times([seconds for _, seconds in flat]),
+        ],
+        fields=list(ALTERNATIVES.value_type),
+    )
+    return pa.ListArray.from_arrays(pa.array(offsets), pairs).cast(ALTERNATIVES)
+
+
+def token_columns(records: Sequence[RequestRecord]) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """The `timing`, `runs` and `gaps_us` columns of tokens.parquet.
+
+    A record is kept as runs when these are at most half as many as its tokens, else as gaps. Both are
+    exact to the microsecond at every run's ends, whatever its length.
+    """
+    per_record = np.fromiter((len(each.token_runs) for each in records), np.int64, len(records))
+    total = int(per_record.sum())
+    flat = np.fromiter(
+        chain.from_iterable(chain.from_iterable(each.token_runs for each in records)),
+        np.float64,
+        3 * total,
+    ).reshape(total, 3)
+    count = flat[:, 2].astype(np.int64)
+    start_us = to_us(flat[:, 0])
+    end_us = to_us(flat[:, 0] + flat[:, 1] * (count - 1))
+    span_us = end_us - start_us
+
+    owner = np.repeat(np.arange(len(records)), per_record)
+    is_first = np.ones(total, np.bool_)
+    is_first[1:] = owner[1:] != owner[:-1]
+    gap_us = np.zeros(total, np.int64)
+    gap_us[1:] = start_us[1:] - end_us[:-1]
+    gap_us[is_first] = 0
+
+    tokens = np.bincount(owner, weights=count, minlength=len(records))
+    longest = np.zeros(len(records), np.int64)
+    np.maximum.at(longest, owner, np.maximum(gap_us, span_us))
+    as_gaps = (2 * per_record > tokens) & (longest <= _INT32_LIMIT) & (per_record > 0)
+    chunked = np.bincount(owner, weights=(span_us == 0) & (count > 1), minlength=len(records)) > 0
+
+    timing = np.where(per_record == 0, 3, np.where(chunked, 2, np.where(as_gaps, 1, 0)))
+    as_gaps_run = as_gaps[owner]
+    return (
+        pa.DictionaryArray.from_arrays(
+            pa.array(timing.astype(np.int32)), pa.array(["runs", "gaps", "chunks", ""])
+        ),
+        _runs(per_record, as_gaps, gap_us, count, span_us, as_gaps_run),
+        _gaps(tokens, as_gaps, is_first, gap_us, count, span_us, as_gaps_run),
+    )
+
+
+def _offsets(lengths: NDArray[np.int64], present: NDArray[np.bool_]) -> pa.Array:
+    """List offsets where the lists that are not present are null."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(np.where(present, lengths, 0), out=offsets[1:])
+    missing = np.append(~present, False)
+    return pa.array(offsets, mask=missing if missing.any() else None)
+
+
+def _runs(
+    per_record: NDArray[np.int64],
+    as_gaps: NDArray[np.bool_],
+    gap_us: NDArray[np.int64],
+    count: NDArray[np.int64],
+    span_us: NDArray[np.int64],
+    as_gaps_run: NDArray[np.bool_],
+) -> pa.Array:
+    kept = ~as_gaps_run
+    structs = pa.StructArray.from_arrays(
+        [
+            pa.array(gap_us[kept]),
+            pa.array(count[kept].astype(np.int32)),
+            pa.array(span_us[kept]),
+        ],
+        fields=list(RUNS.value_type),
+    )
+    return pa.ListArray.from_arrays(_offsets(per_record, ~as_gaps), structs, type=RUNS)
+
+
+def _gaps(
+    tokens: NDArray[np.float64],
+    as_gaps: NDArray[np.bool_],
+    is_first: NDArray[np.bool_],
+    gap_us: NDArray[np.int64],
+    count: NDArray[np.int64],
+    span_us: NDArray[np.int64],
+    as_gaps_run: NDArray[np.bool_],
+) -> pa.Array:
+    """Gap before each token but a record's first, expanded from runs."""
+    gap_us, count = gap_us[as_gaps_run], count[as_gaps_run]
+    span_us, is_first = span_us[as_gaps_run], is_first[as_gaps_run]
+    starts = np.cumsum(count) - count
+    total = int(count.sum())
+    step = np.arange(total) - np.repeat(starts, count)
+    steps = np.repeat(np.maximum(count - 1, 1), count)
+    spans = np.repeat(span_us, count)
+    # Token k of a run stands at round(k span / (n - 1)), so rounding never adds up.
+    at = (2 * step * spans + steps) // (2 * steps)
+    gaps = np.empty(total, np.int64)
+    gaps[1:] = at[1:] - at[:-1]
+    gaps[starts] = gap_us
+    keep = np.ones(total, np.bool_)
+    keep[starts[is_first]] = False
+    lengths = np.maximum(tokens.astype(np.int64) - 1, 0)
+    return pa.ListArray.from_arrays(
+        _offsets(lengths, as_gaps), pa.array(gaps[keep].astype(np.int32)), type=GAPS
+    )

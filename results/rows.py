@@ -1,0 +1,61 @@
+"""Rows of links, instances and decisions parquet: plain tuples, since one is made per event.
+
+Field order is that of the schema after `configuration` and `phase`; seconds become microseconds
+when written (`results.schemas` has the definitions).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class LinkRow(NamedTuple):
+    """One sample of one direction of a link; `link` is "source->sink"."""
+
+    time_s: float
+    link: str
+    sent_bytes: int
+    rate_bps: float
+    throughput_bps: float
+    utilisation: float
+    backlog_bytes: float = 0.0
+    rtt_s: float | None = None
+    min_rtt_s: float | None = None
+    loss: float = 0.0
+    verdict: str = ""
+
+
+class InstanceRow(NamedTuple):
+    """One sample of one instance."""
+
+    time_s: float
+    instance: str
+    cluster: str
+    role: str
+    state: str = "up"
+    queued: int = 0
+    running: int = 0
+    busy_s: float | None = None
+    cache_tokens: int | None = None
+
+
+class DecisionRow(NamedTuple):
+    """One routing decision and what it saw. `alternatives`: (cluster, predicted TTFT in s)."""
+
+    id: int
+    attempt: int
+    time_s: float
+    input_tokens: int
+    cached_tokens: int
+    held_tokens: int
+    threshold_tokens: float | None
+    prefill_cluster: str
+    prefill_instance: str
+    decode_instance: str
+    predicted_work_s: float
+    predicted_wait_s: float | None = None
+    decode_active: int | None = None
+    link_utilisation: float | None = None
+    link_backlog_bytes: float | None = None
+    reason: str = ""
+    alternatives: tuple[tuple[str, float], ...] = ()
