@@ -1,0 +1,149 @@
+"""What all trace formats share: places for errors, decompression, checked fields."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import zstandard
+
+from workloads.errors import InputError
+from workloads.request import Request
+
+
+class TraceError(InputError):
+    """A trace that cannot be read: file:line, the field, what was found, what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a trace (1 is the first), for errors."""
+
+    path: str
+    line: int
+
+    def error(self, what: str) -> TraceError:
+        return TraceError(f"{self.path}:{self.line}: {what}")
+
+
+def open_bytes(path: str) -> BinaryIO:
+    """The decompressed bytes of a plain, .gz or .zst file, as a stream."""
+    try:
+        raw = Path(path).open("rb")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
+    if path.endswith(".gz"):
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+    if path.endswith(".zst"):
+        return zstandard.ZstdDecompressor().stream_reader(raw, closefd=True)  # type: ignore[return-value]
+    return raw
+
+
+def lines(path: str) -> Iterator[tuple[Place, str]]:
+    """Each line that is not blank, without its end (LF or CRLF)."""
+    place = Place(path, 0)
+    with open_bytes(path) as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")
+        number = 0
+        try:
+            for number, line in enumerate(text, 1):
+                place = Place(path, number)
+                stripped = line.rstrip("\r\n")
+                if stripped:
+                    yield place, stripped
+        except UnicodeDecodeError as error:
+            raise Place(path, number + 1).error(f"is not UTF-8 text ({error.reason})") from None
+        except (EOFError, OSError, zstandard.ZstdError) as error:
+            raise Place(path, number + 1).error(
+                f"the compressed file is damaged: {error}"
+            ) from None
+
+
+def json_rows(path: str) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The objects of a JSONL file."""
+    for place, line in lines(path):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise place.error(f"is not JSON ({error}); needs one object a line") from None
+        if not isinstance(row, dict):
+            raise place.error(f"found a JSON {type(row).__name__}, needs one object a line")
+        yield place, row
+
+
+def csv_rows(path: str, needed: tuple[str, ...]) -> Iterator[tuple[Place, dict[str, str]]]:
+    """The rows of a CSV file as column name -> text. `needed` columns must be in its header."""
+    header: list[str] | None = None
+    for place, line in lines(path):
+        cells = [cell.strip() for cell in next(csv.reader([line]))]
+        if header is None:
+            missing = [name for name in needed if name not in cells]
+            if missing:
+                raise place.error(
+                    f"the header has no column {', '.join(missing)}; found {', '.join(cells)}"
+                )
+            header = cells
+        elif len(cells) != len(header):
+            raise place.error(f"found {len(cells)} fields, needs {len(header)} as in the header")
+        else:
+            yield place, dict(zip(header, cells, strict=True))
+
+
+def tokens_field(place: Place, row: dict[str, Any], name: str) -> int:
+    """A count of tokens, at least 1."""
+    value = row.get(name)
+    if isinstance(value, str):
+        try:
+            value = int(value)
+        except ValueError:
+            pass
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise place.error(f"{name}: found {_show(row, name)}, needs a whole number of at least 1")
+    return value
+
+
+def number_field(place: Place, row: dict[str, Any], name: str) -> float:
+    """A finite number of at least 0."""
+    value = row.get(name)
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not 0 <= value < float("inf"):  # type: ignore[operator]
+        raise place.error(f"{name}: found {_show(row, name)}, needs a number of at least 0")
+    return value  # type: ignore[return-value]
+
+
+def block_ids_field(
+    place: Place, row: dict[str, Any], name: str, input_tokens: int, block_tokens: int
+) -> tuple[int, ...]:
+    """One whole number a block of the prompt; their count must fit the prompt's length."""
+    value = row.get(name)
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise place.error(f"{name}: found {_show(row, name)}, needs a list of whole numbers")
+    needed = -(-input_tokens // block_tokens)
+    if len(value) != needed:
+        raise place.error(
+            f"{name}: found {len(value)} ids of {block_tokens}-token blocks for {input_tokens} "
+            f"input tokens, needs {needed}"
+        )
+    return tuple(value)
+
+
+def request(place: Place, number: int, arrival_s: float, **fields: Any) -> Request:
+    """The request of one row."""
+    return Request(id=number, arrival_s=arrival_s, **fields)
+
+
+def _show(row: dict[str, Any], name: str) -> str:
+    return repr(row[name])[:60] if name in row else "nothing"
