@@ -1,0 +1,293 @@
+"""The virtual loop: everything of asyncio that needs neither threads nor the outside world.
+
+Time stands still while anything can run; then it jumps to the earliest timer. Callbacks that are
+due at the same time run in the order in which they were scheduled, so a program that takes its
+randomness from seeded generators runs the same way every time. Sets of tasks (`asyncio.wait`,
+`TaskGroup`) iterate in order of creation, because a task's hash is its number and not its address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
+from typing import Any, NoReturn, TypeVar
+
+from harness.clock.waiting import describe_waiting
+
+T = TypeVar("T")
+
+#: Cancelled timers are swept once they are more than this many and more than half of the heap.
+_SWEEP_AT = 128
+#: Passes of the loop at one instant after which the program is taken to be polling for a change
+#: that only the passing of time can bring.
+_BUSY_PASSES = 1_000_000
+
+
+class VirtualTimeError(RuntimeError):
+    """Something was asked of the virtual loop that only real time can give."""
+
+
+class DeadlockError(RuntimeError):
+    """Nothing can run, no timer is set, and tasks wait. The message says which, and where."""
+
+
+class BusyLoopError(DeadlockError):
+    """Tasks keep running without time ever passing."""
+
+
+class TimeLimitError(DeadlockError):
+    """The next timer lies past the limit that `run` was given."""
+
+
+class _OrderedTask(asyncio.Task[Any]):
+    """A task whose hash is its number, so that sets of tasks iterate in a reproducible order."""
+
+    def __init__(self, coro: Any, *, number: int, **options: Any) -> None:
+        self.number = number
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An asyncio loop with virtual `time()`, in seconds from 0.
+
+    `until_s` bounds virtual time: reaching for a timer past it raises TimeLimitError.
+    Single-threaded: executors, sockets, pipes, subprocesses and signals raise VirtualTimeError.
+    """
+
+    # What BaseEventLoop keeps, as far as it is used here.
+    _ready: deque[asyncio.Handle]
+    _stopping: bool
+    _thread_id: int | None
+
+    def __init__(self, until_s: float | None = None) -> None:
+        super().__init__()
+        self._now_s = 0.0
+        self._until_s = float("inf") if until_s is None else until_s
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._scheduled_count = 0
+        self._cancelled_count = 0
+        self._task_count = 0
+        self._passes_at_now = 0
+
+    def time(self) -> float:
+        return self._now_s
+
+    def create_task(  # type: ignore[override]
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+        **options: Any,
+    ) -> asyncio.Task[T]:
+        self._check_closed()  # type: ignore[attr-defined]
+        self._task_count = number = self._task_count + 1
+        if context is not None:
+            options["context"] = context
+        return _OrderedTask(
+            coro,
+            number=number,
+            loop=self,
+            name=f"Task-{number}" if name is None else name,
+            **options,
+        )
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """A time in the past counts as now; NaN raises ValueError."""
+        if when != when:
+            raise ValueError("a timer cannot be set for NaN")
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle._scheduled = True  # type: ignore[attr-defined]
+        if self._cancelled_count > _SWEEP_AT and self._cancelled_count * 2 > len(self._timers):
+            self._sweep_cancelled()
+        self._scheduled_count = number = self._scheduled_count + 1
+        heapq.heappush(self._timers, (when, number, handle))
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = events.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self._thread_id not in (None, threading.get_ident()):
+            _refuse("a call from another thread")
+        return self.call_soon(callback, *args, context=context)
+
+    def close(self) -> None:
+        super().close()
+        self._timers.clear()
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """There is none."""
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        if handle._scheduled:  # type: ignore[attr-defined]
+            self._cancelled_count += 1
+
+    def _sweep_cancelled(self) -> None:
+        # In place, because `_run_once` holds the list.
+        self._timers[:] = [entry for entry in self._timers if not entry[2].cancelled()]
+        heapq.heapify(self._timers)
+        self._cancelled_count = 0
+
+    def _run_once(self) -> None:
+        """Run what is ready; with nothing ready, first jump to the next timer."""
+        ready = self._ready
+        timers = self._timers
+        pop = heapq.heappop
+        if ready:
+            self._passes_at_now += 1
+            if self._passes_at_now > _BUSY_PASSES:
+                raise BusyLoopError(
+                    f"tasks keep running at {self._now_s} s without time passing:\n"
+                    + describe_waiting(self)
+                )
+        elif not self._stopping:
+            while timers and timers[0][2]._cancelled:
+                pop(timers)
+                self._cancelled_count -= 1
+            if not timers:
+                raise DeadlockError(
+                    f"deadlock at {self._now_s} s: nothing can run, no timer is set, and these"
+                    " tasks wait:\n" + describe_waiting(self)
+                )
+            when_s = timers[0][0]
+            if when_s > self._now_s:
+                if when_s > self._until_s:
+                    raise TimeLimitError(
+                        f"the next timer is at {when_s} s, past the limit of {self._until_s} s;"
+                        " these tasks wait:\n" + describe_waiting(self)
+                    )
+                self._now_s = when_s
+                self._passes_at_now = 0
+        now_s = self._now_s
+        while timers and timers[0][0] <= now_s:
+            timer = pop(timers)[2]
+            timer._scheduled = False  # type: ignore[attr-defined]
+            if timer._cancelled:
+                self._cancelled_count -= 1
+            else:
+                ready.append(timer)
+        take = ready.popleft
+        # What these callbacks schedule runs in the next pass, as in any asyncio loop.
+        for _ in range(len(ready)):
+            handle = take()
+            if not handle._cancelled:
+                handle._run()
+
+    def _process_events(self, event_list: object) -> None:
+        """There is no selector, so there are no events."""
+
+    def _write_to_self(self) -> None:
+        """There is no selector to wake."""
+
+
+def run(main: Coroutine[Any, Any, T], *, until_s: float | None = None) -> T:
+    """Run `main` to its end in virtual time on a loop of its own, as asyncio.run does in real time.
+
+    At the end, and after an error, the remaining tasks are cancelled and asynchronous generators
+    are closed. Raises DeadlockError (or a subclass) instead of waiting for what cannot happen.
+    """
+    loop = VirtualLoop(until_s)
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        try:
+            _cancel_remaining(loop)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+
+def _cancel_remaining(loop: VirtualLoop) -> None:
+    remaining = sorted(asyncio.all_tasks(loop), key=hash)
+    for task in remaining:
+        task.cancel()
+    if not remaining:
+        return
+    loop.run_until_complete(asyncio.gather(*remaining, return_exceptions=True))
+    for task in remaining:
+        if not task.cancelled() and task.exception() is not None:
+            loop.call_exception_handler(
+                {
+                    "message": "unhandled exception while the virtual loop shut down",
+                    "exception": task.exception(),
+                    "task": task,
+                }
+            )
+
+
+def _refuse(what: str) -> NoReturn:
+    raise VirtualTimeError(
+        f"{what} is impossible in virtual time: the clock would not wait for it."
+        " Run this part on a real-time loop (uvloop), or model it."
+    )
+
+
+def _refusal(what: str) -> Callable[..., NoReturn]:
+    def refused(self: VirtualLoop, *args: Any, **options: Any) -> NoReturn:
+        _refuse(what)
+
+    return refused
+
+
+_REFUSED = {
+    "a thread": ("run_in_executor", "set_default_executor", "getaddrinfo", "getnameinfo"),
+    "a socket": (
+        "create_connection",
+        "create_server",
+        "create_unix_connection",
+        "create_unix_server",
+        "create_datagram_endpoint",
+        "connect_accepted_socket",
+        "start_tls",
+        "sendfile",
+        "sock_recv",
+        "sock_recv_into",
+        "sock_recvfrom",
+        "sock_recvfrom_into",
+        "sock_sendall",
+        "sock_sendto",
+        "sock_connect",
+        "sock_accept",
+        "sock_sendfile",
+        "add_reader",
+        "add_writer",
+        "remove_reader",
+        "remove_writer",
+    ),
+    "a pipe": ("connect_read_pipe", "connect_write_pipe"),
+    "a subprocess": ("subprocess_exec", "subprocess_shell"),
+    "a signal handler": ("add_signal_handler", "remove_signal_handler"),
+}
+for _what, _names in _REFUSED.items():
+    for _name in _names:
+        setattr(VirtualLoop, _name, _refusal(_what))

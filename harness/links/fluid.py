@@ -1,0 +1,407 @@
+"""The modelled link: flows as fluids that share a rate max-min fairly.
+
+Each flow is limited by its own cap (window / RTT, loss, the sender's interface) and, while its
+cache is still being computed, by the rate at which bytes are produced. What is left of the link
+is divided so that no flow gets more while a poorer one could have it. Between events all rates are
+constant, so events are exact and there are a few of them per flow, however many bytes it has.
+
+An event costs O(log n) while every flow gets what it asks for, and O(n log n) only when not.
+Slow start is not modelled: flows run on connections that stay open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from harness.links.fair_share import water_level
+from harness.links.flow import Flow, FlowOwner, Phase
+from harness.ports import LinkSignals
+
+#: Relative slack within which demands count as fitting the capacity.
+_FITS = 1.0 + 1e-12
+#: Fewer bytes than this are rounding: an hour into a run the clock's last bit is 0.01 byte at 100G.
+_NO_BYTES = 0.1
+#: Utilisation from which the link's verdict is busy.
+_BUSY = 0.5
+#: Mathis et al. 1997: rate <= C x MSS / (RTT x sqrt(loss)), C = sqrt(3/2).
+_MATHIS = 1.224744871391589
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """What the link can do from `at_s` (seconds after it came up) on: payload bits/s, seconds."""
+
+    at_s: float
+    rate_bps: float
+    delay_s: float = 0.0
+    rtt_s: float = 0.0
+    loss: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FlowLimits:
+    """What bounds one flow whatever the others do.
+
+    `window_bytes` is the sum of the send windows of its connections; `interface_bps` the sender's
+    own interface; `segment_bytes` and `connections` enter the bound that loss puts on TCP.
+    `stall_s`: with the link down for so long, flows fail.
+    """
+
+    window_bytes: float = float("inf")
+    interface_bps: float = float("inf")
+    connections: int = 4
+    segment_bytes: int = 1448
+    stall_s: float = 30.0
+
+
+UNLIMITED = FlowLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSample:
+    """One window of the utilisation series, which ended at `time_s`: what was sent in it."""
+
+    time_s: float
+    window_s: float
+    sent_bytes: float
+    flows: int
+    signals: LinkSignals
+
+
+class FluidLink:
+    """One direction from `source` to `sink`; implements harness.ports.Link.
+
+    `states` is the schedule, in order, the first at 0; it counts from the link's creation, as do
+    the windows of `sample_s` after which `signals` is refreshed. Windows in which nothing was on
+    the link yield no sample, except the first such one. `queue_bytes` is the bottleneck's buffer,
+    which a saturated link keeps full; it only shows in the measured RTT.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        sink: str,
+        states: Iterable[LinkState],
+        *,
+        limits: FlowLimits = UNLIMITED,
+        queue_bytes: float = 0.0,
+        sample_s: float = 1.0,
+        on_sample: Callable[[LinkSample], None] | None = None,
+        on_flow: Callable[[Flow], None] | None = None,
+        trace_rates: bool = False,
+    ) -> None:
+        self.source = source
+        self.sink = sink
+        self.signals = LinkSignals()
+        self._limits = limits
+        self._queue_bytes = queue_bytes
+        self._sample_s = sample_s
+        self._on_sample = on_sample
+        self._on_flow = on_flow
+        self._trace_rates = trace_rates
+        self._loop = asyncio.get_running_loop()
+        self._origin_s = self._loop.time()
+
+        self._flows: dict[Flow, None] = {}
+        self._paced: dict[Flow, None] = {}
+        self._backlogged: dict[Flow, None] = {}
+        self._paced_sum = 0.0
+        self._cap_sum = 0.0
+        self._all_satisfied = True
+        self._ended_bytes = 0.0
+
+        self._events: list[tuple[float, int, Flow, int]] = []
+        self._event_count = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = float("inf")
+        self._sampled_bytes = 0.0
+        self._sampled_s = self._origin_s
+        self._sampling = False
+
+        first, *later = states
+        self._apply(first)
+        for state in later:
+            self._loop.call_at(self._origin_s + state.at_s, self.change, state)
+
+    # What a sender does -------------------------------------------------------------------------
+
+    def open(self, total_bytes: float, owner: FlowOwner, *, held: bool = False) -> Flow:
+        """A flow of `total_bytes`, of which nothing is produced yet. A held one sends nothing until
+        `release`."""
+        now_s = self._loop.time()
+        flow = Flow(total_bytes, self._flow_cap, owner, now_s, held)
+        if self._trace_rates:
+            flow.rates = []
+        self._flows[flow] = None
+        if not self._sampling:
+            self._start_sampling(now_s)
+        return flow
+
+    def produce(
+        self, flow: Flow, begin_s: float, end_s: float, paced_bytes: float, lump_bytes: float
+    ) -> None:
+        """From now on `flow` is produced so: evenly from begin_s to end_s, then a lump at once.
+
+        Replaces what is left of the production set before.
+        """
+        now_s = self._loop.time()
+        flow.set_production(now_s, begin_s, end_s, paced_bytes, lump_bytes)
+        if flow.phase < Phase.SENT:
+            self._classify(flow, now_s)
+
+    def release(self, flow: Flow) -> None:
+        """The destination has granted memory: a held flow may send."""
+        if flow.phase is Phase.HELD:
+            flow.phase = Phase.IDLE
+            self._classify(flow, self._loop.time())
+
+    def abort(self, flow: Flow) -> None:
+        """Drop `flow` without telling its owner. Idempotent."""
+        if flow.phase is Phase.ENDED:
+            return
+        now_s = self._loop.time()
+        flow.settle(now_s)
+        self._enter(flow, Phase.ENDED, now_s)
+        self._ended_bytes += flow.sent
+        del self._flows[flow]
+
+    # What happens to a link ---------------------------------------------------------------------
+
+    def change(self, state: LinkState) -> None:
+        """The link is so from now on (`at_s` is not looked at)."""
+        now_s = self._loop.time()
+        self._apply(state)
+        for flow in list(self._flows):
+            flow.cap = self._flow_cap
+        self._cap_sum = sum(flow.cap for flow in self._backlogged)
+        for flow in list(self._paced):
+            if flow.pace > flow.cap:
+                self._classify(flow, now_s)
+        self._all_satisfied = False
+        self._share_out(now_s)
+
+    def fail_flows(self, why: str) -> None:
+        """Every connection breaks: all flows fail, in the order in which they were opened."""
+        for flow in list(self._flows):
+            self.abort(flow)
+            flow.owner.flow_failed(flow, why)
+
+    # What can be seen of it ---------------------------------------------------------------------
+
+    def sent_bytes(self) -> int:
+        now_s = self._loop.time()
+        return int(self._ended_bytes + sum(flow.sent_at(now_s) for flow in self._flows))
+
+    def open_flows(self) -> int:
+        return len(self._flows)
+
+    # Phases and rates ---------------------------------------------------------------------------
+
+    def _apply(self, state: LinkState) -> None:
+        self._rate = state.rate_bps / 8
+        self._delay_s = state.delay_s
+        self._rtt_s = state.rtt_s
+        self._loss = state.loss
+        limits = self._limits
+        cap = min(limits.interface_bps / 8, self._rate)
+        if state.rtt_s > 0.0:
+            cap = min(cap, limits.window_bytes / state.rtt_s)
+            if state.loss > 0.0:
+                one = _MATHIS * limits.segment_bytes / (state.rtt_s * state.loss**0.5)
+                cap = min(cap, one * limits.connections)
+        self._flow_cap = cap
+        if self._rate == 0.0:
+            self._down_since_s = self._loop.time()
+            self._loop.call_later(limits.stall_s, self._fail_if_down, self._down_since_s)
+
+    def _fail_if_down(self, since_s: float) -> None:
+        if self._rate == 0.0 and self._down_since_s == since_s:
+            self.fail_flows(f"nothing crossed the link for {self._limits.stall_s} s")
+
+    def _classify(self, flow: Flow, now_s: float) -> None:
+        """Put `flow` into the phase that its production and its sent bytes call for."""
+        if flow.phase is Phase.HELD:
+            return
+        flow.settle(now_s)
+        waiting = flow.produced(now_s) - flow.sent
+        if waiting > _NO_BYTES:
+            phase = Phase.BACKLOG
+        elif now_s >= flow.end_s and flow.sent >= flow.total - _NO_BYTES:
+            self._sent(flow, now_s)
+            return
+        elif flow.pace > 0.0 and flow.begin_s <= now_s < flow.end_s:
+            phase = Phase.PACED if flow.pace <= flow.cap else Phase.BACKLOG
+        else:
+            phase = Phase.IDLE
+        self._enter(flow, phase, now_s)
+
+    def _enter(self, flow: Flow, phase: Phase, now_s: float) -> None:
+        """`flow`, settled until now, is in `phase` from now on; all rates follow."""
+        before = flow.phase
+        if before is Phase.BACKLOG:
+            del self._backlogged[flow]
+            self._cap_sum = self._cap_sum - flow.cap if self._backlogged else 0.0
+        elif before is Phase.PACED:
+            del self._paced[flow]
+            # A paced flow is sent exactly at its pace, so its rate is what it added to the sum.
+            self._paced_sum = self._paced_sum - flow.rate if self._paced else 0.0
+        flow.phase = phase
+        if phase is Phase.BACKLOG:
+            self._backlogged[flow] = None
+            self._cap_sum += flow.cap
+            demand = flow.cap
+        elif phase is Phase.PACED:
+            self._paced[flow] = None
+            self._paced_sum += flow.pace
+            demand = flow.pace
+        else:
+            demand = 0.0
+        fits = self._paced_sum + self._cap_sum <= self._rate * _FITS
+        self._set_rate(flow, demand if fits or phase is not Phase.BACKLOG else 0.0, now_s)
+        if not (fits and self._all_satisfied):
+            self._share_out(now_s)
+        self._arm()
+
+    def _share_out(self, now_s: float) -> None:
+        """Give every flow its max-min share."""
+        if self._paced_sum + self._cap_sum <= self._rate * _FITS:
+            self._all_satisfied = True
+            for flow in self._backlogged:
+                if flow.rate != flow.cap:
+                    self._set_rate(flow, flow.cap, now_s)
+            self._arm()
+            return
+        self._all_satisfied = False
+        caps = [flow.cap for flow in self._backlogged]
+        level = water_level(max(0.0, self._rate - self._paced_sum), caps)
+        if self._paced and max(flow.pace for flow in self._paced) > level:
+            level = water_level(self._rate, caps + [flow.pace for flow in self._paced])
+            for flow in [flow for flow in self._paced if flow.pace > level]:
+                flow.settle(now_s)
+                del self._paced[flow]
+                self._paced_sum = self._paced_sum - flow.pace if self._paced else 0.0
+                flow.phase = Phase.BACKLOG
+                self._backlogged[flow] = None
+                self._cap_sum += flow.cap
+        for flow in self._backlogged:
+            rate = min(flow.cap, level)
+            if rate != flow.rate:
+                self._set_rate(flow, rate, now_s)
+        self._arm()
+
+    def _set_rate(self, flow: Flow, rate: float, now_s: float) -> None:
+        flow.settle(now_s)
+        flow.rate = rate
+        if flow.rates is not None and (not flow.rates or flow.rates[-1][1] != rate):
+            flow.rates.append((now_s, rate * 8))
+        flow.version += 1
+        when_s = flow.next_change_s(now_s)
+        if when_s != float("inf"):
+            self._push(when_s, flow)
+
+    # Events -------------------------------------------------------------------------------------
+
+    def _push(self, when_s: float, flow: Flow) -> None:
+        self._event_count += 1
+        heapq.heappush(self._events, (when_s, self._event_count, flow, flow.version))
+
+    def _arm(self) -> None:
+        """Set the timer for the earliest event; a timer that is set earlier than that may stay."""
+        events = self._events
+        while events and events[0][3] != events[0][2].version:
+            heapq.heappop(events)
+        if events and events[0][0] < self._timer_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_s = events[0][0]
+            self._timer = self._loop.call_at(self._timer_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_s = float("inf")
+        now_s = self._loop.time()
+        events = self._events
+        while events and events[0][0] <= now_s:
+            _, _, flow, version = heapq.heappop(events)
+            if version == flow.version:
+                self._on_event(flow, now_s)
+        self._arm()
+
+    def _on_event(self, flow: Flow, now_s: float) -> None:
+        phase = flow.phase
+        if phase is Phase.SENT:
+            self._deliver(flow, now_s)
+            return
+        if phase is not Phase.IDLE:
+            # At each such event all that was produced has left, apart from a lump that comes now.
+            lump = flow.lump if phase is Phase.PACED else 0.0
+            flow.sent = flow.produced(now_s) - lump
+            flow.since_s = now_s
+        self._classify(flow, now_s)
+
+    def _sent(self, flow: Flow, now_s: float) -> None:
+        flow.sent = flow.total
+        flow.sent_s = now_s
+        self._enter(flow, Phase.SENT, now_s)
+        if self._delay_s > 0.0:
+            self._push(now_s + self._delay_s, flow)
+            self._arm()
+        else:
+            self._deliver(flow, now_s)
+
+    def _deliver(self, flow: Flow, now_s: float) -> None:
+        flow.phase = Phase.ENDED
+        flow.version += 1
+        flow.delivered_s = now_s
+        self._ended_bytes += flow.total
+        del self._flows[flow]
+        if self._on_flow is not None:
+            self._on_flow(flow)
+        flow.owner.flow_delivered(flow)
+
+    # The monitor --------------------------------------------------------------------------------
+
+    def _start_sampling(self, now_s: float) -> None:
+        self._sampling = True
+        windows = (now_s - self._origin_s) // self._sample_s
+        self._sampled_s = self._origin_s + windows * self._sample_s
+        self._loop.call_at(self._sampled_s + self._sample_s, self._sample)
+
+    def _sample(self) -> None:
+        now_s = self._loop.time()
+        sent = self._ended_bytes + sum(flow.sent_at(now_s) for flow in self._flows)
+        window_s = now_s - self._sampled_s
+        sent_in_window = sent - self._sampled_bytes
+        self._sampled_bytes, self._sampled_s = sent, now_s
+        throughput_bps = sent_in_window * 8 / window_s
+        rate_bps = self._rate * 8
+        utilisation = min(1.0, throughput_bps / rate_bps) if rate_bps else float(bool(self._flows))
+        queued = not self._all_satisfied
+        signals = self.signals
+        signals.sampled_s = now_s
+        signals.rate_bps = rate_bps
+        signals.throughput_bps = throughput_bps
+        signals.utilisation = utilisation
+        signals.backlog_bytes = sum(flow.backlog(now_s) for flow in self._flows)
+        signals.min_rtt_s = self._rtt_s
+        signals.rtt_s = self._rtt_s + (
+            self._queue_bytes / self._rate if queued and self._rate else 0.0
+        )
+        signals.loss = self._loss
+        signals.verdict = self._verdict(utilisation, queued)
+        if self._on_sample is not None:
+            flows = len(self._flows)
+            self._on_sample(LinkSample(now_s, window_s, sent_in_window, flows, signals))
+        self._sampling = bool(self._flows) or sent_in_window > 0.0
+        if self._sampling:
+            self._loop.call_at(now_s + self._sample_s, self._sample)
+
+    def _verdict(self, utilisation: float, queued: bool) -> str:
+        if self._flows and (self._rate == 0.0 or (queued and utilisation > 0.9)):
+            return "saturated"
+        if self._backlogged and not queued and self._flow_cap < self._rate:
+            return "lossy" if self._loss > 0.0 else "receiver-limited"
+        return "busy" if utilisation >= _BUSY else "free"
