@@ -31,7 +31,8 @@ def constant_process() -> Iterator[float]:
 def gamma_process(rng: np.random.Generator, burstiness: float = 1.0) -> Iterator[float]:
     """Independent gamma gaps of mean 1 and shape `burstiness` (as vLLM names it).
 
-    The coefficient of variation of the gaps is 1 / sqrt(burstiness): 1 is Poisson, below 1 burstier.
+    The coefficient of variation of the gaps is 1 / sqrt(burstiness): 1 is Poisson,
+    below 1 burstier.
     """
     if not burstiness > 0:
         raise InputError(f"burstiness: found {burstiness}, needs a positive number")
@@ -98,7 +99,7 @@ class LinearRamp:
 
 @dataclass(frozen=True, slots=True)
 class ExponentialRamp:
-    """From `from_rps` to `to_rps` over `over_s` seconds by a constant factor a second, then steady."""
+    """From `from_rps` to `to_rps` by a constant factor in `over_s` s, then steady."""
 
     from_rps: float
     to_rps: float
@@ -119,7 +120,8 @@ class ExponentialRamp:
         return math.log1p(growth * count / self.from_rps) / growth
 
     def rate(self, time_s: float) -> float:
-        return self.from_rps * (self.to_rps / self.from_rps) ** min(time_s / self.over_s, 1.0)
+        grown: float = (self.to_rps / self.from_rps) ** min(time_s / self.over_s, 1.0)
+        return self.from_rps * grown
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ class _Model(BaseModel):
 class LogNormalLengths(_Model):
     """Lengths in tokens: exp(N(mu, sigma^2)) conditioned to [min_tokens, max_tokens]."""
 
-    mu: float = Field(9.90, description="mean of ln(tokens) before truncation")
-    sigma: PositiveFloat = Field(1.00, description="standard deviation of ln(tokens)")
-    min_tokens: PositiveInt = Field(128, description="shortest length, tokens")
-    max_tokens: PositiveInt = Field(131_072, description="longest length, tokens")
+    mu: float = Field(default=9.90, description="mean of ln(tokens) before truncation")
+    sigma: PositiveFloat = Field(default=1.00, description="standard deviation of ln(tokens)")
+    min_tokens: PositiveInt = Field(default=128, description="shortest length, tokens")
+    max_tokens: PositiveInt = Field(default=131_072, description="longest length, tokens")
 
     @model_validator(mode="after")
     def _check(self) -> LogNormalLengths:
@@ -46,15 +46,17 @@ class _Workload(_Model):
         default={},
         description="weight of each tenant; empty: requests carry the trace's tenant or none",
     )
-    slo_class: str = Field("", description="SLO class that each request carries")
+    slo_class: str = Field(default="", description="SLO class that each request carries")
 
 
 class _Synthetic(_Workload):
-    output_tokens: Lengths = Field(1024, description="output length: a number or a log-normal")
+    output_tokens: Lengths = Field(
+        default=1024, description="output length: a number or a log-normal"
+    )
     stratified: bool = Field(
-        False,
-        description="each 64 consecutive input lengths cover 64 equal quantile ranges once, in random "
-        "order: less variance between short runs, less clustering than independent draws",
+        default=False,
+        description="each 64 consecutive input lengths cover 64 equal quantile ranges once, in "
+        "random order: less variance between short runs, less clustering than independent draws",
     )
 
 
@@ -68,7 +70,7 @@ class FixedWorkload(_Synthetic):
     """Unique prompts of one length."""
 
     kind: Literal["fixed"] = "fixed"
-    input_tokens: PositiveInt = Field(27_486, description="prompt length, tokens")
+    input_tokens: PositiveInt = Field(default=27_486, description="prompt length, tokens")
 
 
 class TraceWorkload(_Workload):
@@ -76,11 +78,15 @@ class TraceWorkload(_Workload):
 
     kind: Literal["trace"] = "trace"
     path: str = Field(description="trace file; .gz and .zst are read as they are")
-    format: str = Field("auto", description="auto, or a name that `prfaas trace --help` lists")
-    start_s: NonNegativeFloat = Field(0.0, description="skip rows before this trace time, s")
-    end_s: PositiveFloat | None = Field(None, description="stop at this trace time, s")
+    format: str = Field(
+        default="auto", description="auto, or a name that `prfaas trace --help` lists"
+    )
+    start_s: NonNegativeFloat = Field(
+        default=0.0, description="skip rows before this trace time, s"
+    )
+    end_s: PositiveFloat | None = Field(default=None, description="stop at this trace time, s")
     max_input_tokens: PositiveInt | None = Field(
-        None, description="leave out rows with longer prompts (the count is reported)"
+        default=None, description="leave out rows with longer prompts (the count is reported)"
     )
 
 
@@ -88,32 +94,37 @@ class SessionsWorkload(_Synthetic):
     """Multi-turn sessions: each prompt is the conversation so far and a new message.
 
     The arrival process sets when sessions start, at request_rate / mean turns; a turn follows its
-    predecessor's arrival by `response_s` plus a random think time. The request rate therefore climbs to
-    request_rate over about one session's life.
+    predecessor's arrival by `response_s` plus a random think time. The request rate therefore
+    climbs to request_rate over about one session's life.
     """
 
     kind: Literal["sessions"] = "sessions"
     system_tokens: int = Field(
-        1024, ge=0, description="prompt start that all sessions share, tokens"
+        default=1024, ge=0, description="prompt start that all sessions share, tokens"
     )
     first_message: Lengths = Field(
-        LogNormalLengths(mu=8.8, sigma=1.0, min_tokens=16, max_tokens=65_536),
+        default=LogNormalLengths(mu=8.8, sigma=1.0, min_tokens=16, max_tokens=65_536),
         description="length of a session's first message",
     )
     later_message: Lengths = Field(
-        LogNormalLengths(mu=6.5, sigma=1.0, min_tokens=8, max_tokens=16_384),
+        default=LogNormalLengths(mu=6.5, sigma=1.0, min_tokens=8, max_tokens=16_384),
         description="length of each later message",
     )
-    mean_turns: float = Field(5.0, ge=1, description="mean of the geometric number of turns")
-    max_turns: PositiveInt = Field(50, description="a session ends after this many turns")
+    mean_turns: float = Field(
+        default=5.0, ge=1, description="mean of the geometric number of turns"
+    )
+    max_turns: PositiveInt = Field(default=50, description="a session ends after this many turns")
     max_input_tokens: PositiveInt = Field(
-        131_072, description="a session ends before a prompt would exceed this"
+        default=131_072, description="a session ends before a prompt would exceed this"
     )
     response_s: NonNegativeFloat = Field(
-        25.6, description="allowance for the answer between a turn's arrival and thinking, s"
+        default=25.6,
+        description="allowance for the answer between a turn's arrival and thinking, s",
     )
-    think_s: NonNegativeFloat = Field(30.0, description="mean of the exponential think time, s")
-    block_tokens: PositiveInt = Field(512, description="tokens of a prefix block")
+    think_s: NonNegativeFloat = Field(
+        default=30.0, description="mean of the exponential think time, s"
+    )
+    block_tokens: PositiveInt = Field(default=512, description="tokens of a prefix block")
 
     @model_validator(mode="after")
     def _check(self) -> SessionsWorkload:
@@ -129,33 +140,36 @@ class DocumentsWorkload(_Synthetic):
     """Questions about shared documents: a document, then a question that nobody else asks."""
 
     kind: Literal["documents"] = "documents"
-    document: Lengths = Field(LogNormalLengths(), description="length of a document")
+    document: Lengths = Field(default=LogNormalLengths(), description="length of a document")
     question: Lengths = Field(
-        LogNormalLengths(mu=5.0, sigma=0.7, min_tokens=8, max_tokens=4096),
+        default=LogNormalLengths(mu=5.0, sigma=0.7, min_tokens=8, max_tokens=4096),
         description="length of a question",
     )
     reuse: Share = Field(
-        0.5, description="share of requests about a document that was asked about before"
+        default=0.5, description="share of requests about a document that was asked about before"
     )
     live_documents: PositiveInt = Field(
-        256, description="only the last so many new documents are asked about again"
+        default=256, description="only the last so many new documents are asked about again"
     )
     skew: NonNegativeFloat = Field(
-        0.8, description="popularity of the k-th newest live document is k^-skew; 0: all alike"
+        default=0.8,
+        description="popularity of the k-th newest live document is k^-skew; 0: all alike",
     )
-    block_tokens: PositiveInt = Field(512, description="tokens of a prefix block")
+    block_tokens: PositiveInt = Field(default=512, description="tokens of a prefix block")
 
 
 class DriftWorkload(_Synthetic):
     """Log-normal lengths whose mean moves from `mean_from` to `mean_to` and back in each period."""
 
     kind: Literal["drift"] = "drift"
-    mean_from: PositiveFloat = Field(10_000, description="mean length at the start of a period")
-    mean_to: PositiveFloat = Field(60_000, description="mean length half a period later")
-    period_s: PositiveFloat = Field(86_400.0, description="period of the cosine drift, s")
-    sigma: PositiveFloat = Field(1.00, description="standard deviation of ln(tokens)")
-    min_tokens: PositiveInt = Field(128, description="shortest length, tokens")
-    max_tokens: PositiveInt = Field(131_072, description="longest length, tokens")
+    mean_from: PositiveFloat = Field(
+        default=10_000, description="mean length at the start of a period"
+    )
+    mean_to: PositiveFloat = Field(default=60_000, description="mean length half a period later")
+    period_s: PositiveFloat = Field(default=86_400.0, description="period of the cosine drift, s")
+    sigma: PositiveFloat = Field(default=1.00, description="standard deviation of ln(tokens)")
+    min_tokens: PositiveInt = Field(default=128, description="shortest length, tokens")
+    max_tokens: PositiveInt = Field(default=131_072, description="longest length, tokens")
 
     @model_validator(mode="after")
     def _check(self) -> DriftWorkload:
@@ -189,8 +203,8 @@ class OnOffShape(_Model):
     """Bursts and silences; the request rate is the mean over a cycle."""
 
     kind: Literal["on-off"] = "on-off"
-    on_s: PositiveFloat = Field(30.0, description="length of a burst, s")
-    off_s: PositiveFloat = Field(30.0, description="length of a silence, s")
+    on_s: PositiveFloat = Field(default=30.0, description="length of a burst, s")
+    off_s: PositiveFloat = Field(default=30.0, description="length of a silence, s")
 
 
 class LinearShape(_Model):
@@ -198,19 +212,25 @@ class LinearShape(_Model):
 
     kind: Literal["linear"] = "linear"
     from_factor: NonNegativeFloat = Field(
-        0.0, description="start, as a multiple of the request rate"
+        default=0.0, description="start, as a multiple of the request rate"
     )
-    to_factor: PositiveFloat = Field(1.0, description="end, as a multiple of the request rate")
-    over_s: PositiveFloat = Field(60.0, description="length of the ramp, s")
+    to_factor: PositiveFloat = Field(
+        default=1.0, description="end, as a multiple of the request rate"
+    )
+    over_s: PositiveFloat = Field(default=60.0, description="length of the ramp, s")
 
 
 class ExponentialShape(_Model):
     """A ramp by a constant factor a second between two multiples of the request rate."""
 
     kind: Literal["exponential"] = "exponential"
-    from_factor: PositiveFloat = Field(0.1, description="start, as a multiple of the request rate")
-    to_factor: PositiveFloat = Field(1.0, description="end, as a multiple of the request rate")
-    over_s: PositiveFloat = Field(60.0, description="length of the ramp, s")
+    from_factor: PositiveFloat = Field(
+        default=0.1, description="start, as a multiple of the request rate"
+    )
+    to_factor: PositiveFloat = Field(
+        default=1.0, description="end, as a multiple of the request rate"
+    )
+    over_s: PositiveFloat = Field(default=60.0, description="length of the ramp, s")
 
 
 class Step(_Model):
@@ -243,23 +263,24 @@ class ArrivalSpec(_Model):
     """When requests arrive."""
 
     process: Literal["poisson", "constant", "gamma", "trace"] = Field(
-        "poisson", description="gaps between arrivals; trace: the trace's own stamps"
+        default="poisson", description="gaps between arrivals; trace: the trace's own stamps"
     )
     burstiness: PositiveFloat = Field(
-        1.0, description="shape of the gamma gaps: CV is 1 / sqrt(burstiness), 1 is Poisson"
+        default=1.0, description="shape of the gamma gaps: CV is 1 / sqrt(burstiness), 1 is Poisson"
     )
-    shape: RateShape = Field(SteadyShape(), description="how the rate changes over time")
+    shape: RateShape = Field(default=SteadyShape(), description="how the rate changes over time")
     exact_rate: bool = Field(
-        False, description="stretch the schedule so that exactly rate x duration requests fit"
+        default=False,
+        description="stretch the schedule so that exactly rate x duration requests fit",
     )
     slow_down: PositiveFloat = Field(
-        1.0, description="trace stamps are multiplied by this: 2 halves the rate"
+        default=1.0, description="trace stamps are multiplied by this: 2 halves the rate"
     )
-    offset_s: NonNegativeFloat = Field(0.0, description="trace stamps are moved by this, s")
+    offset_s: NonNegativeFloat = Field(default=0.0, description="trace stamps are moved by this, s")
     dequantise_s: NonNegativeFloat = Field(
-        0.0,
-        description="trace stamps are multiples of this many seconds: spread each group of equal stamps "
-        "uniformly over the following interval (0: leave them together)",
+        default=0.0,
+        description="trace stamps are multiples of this many seconds: spread each group of equal "
+        "stamps uniformly over the following interval (0: leave them together)",
     )
 
     @model_validator(mode="after")

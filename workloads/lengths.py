@@ -88,7 +88,8 @@ def truncated_lognormal_quantile(
     low = ndtr((np.log(min_tokens) - np.asarray(mu)) / sigma)
     high = ndtr((np.log(max_tokens) - np.asarray(mu)) / sigma)
     z = ndtri(low + np.asarray(q) * (high - low))
-    return np.clip(np.exp(mu + sigma * z), min_tokens, max_tokens)
+    lengths: FloatArray = np.clip(np.exp(mu + sigma * z), min_tokens, max_tokens)
+    return lengths
 
 
 def _mass(low_z: float, high_z: float) -> float:
@@ -100,7 +101,7 @@ def _mass(low_z: float, high_z: float) -> float:
 
 @dataclass(frozen=True)
 class TruncatedLogNormal:
-    """exp(N(mu, sigma^2)) conditioned to [min_tokens, max_tokens]. Samples round to whole tokens."""
+    """exp(N(mu, sigma^2)) conditioned to [min_tokens, max_tokens]. Samples are rounded."""
 
     mu: float = 9.90
     sigma: float = 1.00

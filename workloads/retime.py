@@ -31,7 +31,7 @@ def slowed(requests: Iterator[Request], factor: float, offset_s: float) -> Itera
 def dequantised(
     requests: Iterator[Request], quantum_s: float, rng: np.random.Generator
 ) -> Iterator[Request]:
-    """Stamps rounded down to multiples of `quantum_s` (within 1 %), spread over the interval each one
+    """Spreads stamps that are multiples of `quantum_s` (within 1 %) over the interval each one
     stands for: uniform random times in ascending order, so file order stays.
 
     The times inside an interval are invented; only its count of arrivals is the trace's.

@@ -14,9 +14,9 @@ class TokenScale:
     """Turns requests of the modelled system into requests for a small engine.
 
     Blocks are regrouped so that a scaled block is a whole number of engine tokens: `group` blocks
-    of b tokens become one of b * group / token_scale. With 512-token blocks at 64 that is one block of
-    8; with 16-token blocks, four make one of 1. A group takes the id of its last block, which (ids being
-    chains) names all of it: whole scaled blocks are shared exactly where their blocks were.
+    of b tokens become one of b * group / token_scale. With 512-token blocks at 64 that is one block
+    of 8; with 16-token blocks, four make one of 1. A group takes the id of its last block, which
+    (ids being chains) names all of it: scaled blocks are shared exactly where all theirs were.
     """
 
     token_scale: int

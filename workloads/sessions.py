@@ -23,7 +23,7 @@ class Turn:
 
 @dataclass(slots=True)
 class BlockIds:
-    """Hands out ids that no block had before. A block gets its id where its chain first reaches it."""
+    """Hands out ids that no block had before, so that an id names one place in one chain."""
 
     next_id: int = 0
 

@@ -81,12 +81,14 @@ class Streams:
 
 def parse_workload(data: dict[str, Any]) -> WorkloadSpec:
     """A workload from a table such as {"kind": "lognormal", "mu": 9.9}. Raises InputError."""
-    return _parse(TypeAdapter(WorkloadSpec), data, "workload")
+    workload: WorkloadSpec = _parse(TypeAdapter(WorkloadSpec), data, "workload")
+    return workload
 
 
 def parse_arrivals(data: dict[str, Any]) -> ArrivalSpec:
     """An arrival process from a table such as {"process": "gamma", "burstiness": 0.1}."""
-    return _parse(TypeAdapter(ArrivalSpec), data, "arrivals")
+    arrivals: ArrivalSpec = _parse(TypeAdapter(ArrivalSpec), data, "arrivals")
+    return arrivals
 
 
 def _parse(adapter: TypeAdapter[Any], data: dict[str, Any], name: str) -> Any:
@@ -138,9 +140,9 @@ def generate(
     """The requests of a workload in arrival order, lazily, the same for the same arguments.
 
     It ends before `duration_s` (s) and after `count` requests, where given; a trace also ends with
-    its rows. `request_rate` (requests/s) drives every process but "trace", whose times are the rows' own
-    and which takes none. A trace under another process keeps its rows and order, and arrives by
-    the process. Raises InputError for arguments that do not go together.
+    its rows. `request_rate` (requests/s) drives every process but "trace", whose times are the
+    rows' own and which takes none. A trace under another process keeps its rows and their order, and
+    arrives by the process. Raises InputError for arguments that do not go together.
     """
     _check(workload, arrivals, request_rate, duration_s, count)
     streams = Streams.of(seed)
@@ -179,8 +181,8 @@ def _check(
             )
         if request_rate is not None:
             raise InputError(
-                "request_rate: arrivals.process 'trace' keeps the trace's own times; leave the rate out "
-                "and use arrivals.slow_down, or use another process"
+                "request_rate: arrivals.process 'trace' keeps the trace's own times; leave the "
+                "rate out and use arrivals.slow_down, or use another process"
             )
     elif request_rate is None or not request_rate > 0 or math.isinf(request_rate):
         raise InputError(f"request_rate: found {request_rate}, needs a positive number")
@@ -225,7 +227,9 @@ def _requests(
         case FixedWorkload(input_tokens=tokens):
             arrived = ((time, tokens) for time in times)
         case LogNormalWorkload():
-            arrived = zip(times, endless(workload, streams.lengths, workload.stratified))
+            arrived = zip(
+                times, endless(workload, streams.lengths, workload.stratified), strict=False
+            )
     outputs = endless(workload.output_tokens, streams.outputs)
     return (
         Request(0, arrival_s, tokens, output)
@@ -267,8 +271,8 @@ def length_distribution(workload: WorkloadSpec, *, uncached: bool = False) -> Le
     """The lengths that arrive, for the planner: whole prompts, or with `uncached` what is left of
     each after the hit in an unbounded prefix cache.
 
-    Closed form for log-normal, exact for fixed and traces, the period's mixture for drift, and measured
-    on the first PILOT_REQUESTS requests of a fixed seed for sessions and documents.
+    Closed form for log-normal, exact for fixed and traces, the period's mixture for drift, and
+    measured on the first PILOT_REQUESTS requests of a fixed seed for sessions and documents.
     """
     match workload:
         case LogNormalWorkload():
@@ -296,8 +300,8 @@ def notes(workload: WorkloadSpec, arrivals: ArrivalSpec) -> list[str]:
     said = []
     if arrivals.dequantise_s:
         said.append(
-            f"arrival times were spread at random over the {arrivals.dequantise_s:g} s interval that "
-            "each trace stamp stands for; times inside an interval are not the trace's"
+            f"arrival times were spread at random over the {arrivals.dequantise_s:g} s interval "
+            "that each trace stamp stands for; times inside an interval are not the trace's"
         )
     if arrivals.slow_down != 1.0:
         said.append(f"trace time was multiplied by {arrivals.slow_down:g}")

@@ -1,8 +1,8 @@
 """Azure LLM inference traces (2023 and 2024): TIMESTAMP,ContextTokens,GeneratedTokens.
 
 Stamps have up to seven decimals, which a float of seconds since 1970 cannot hold: they are parsed
-to whole units of 100 ns and become seconds only after the first row's stamp is taken off. The 2024 files
-may carry a UTC offset.
+to whole units of 100 ns and become seconds only after the first row's stamp is taken off. The 2024
+files may carry a UTC offset.
 """
 
 from __future__ import annotations

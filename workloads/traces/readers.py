@@ -1,8 +1,8 @@
 """Opens a trace of any known format as requests in arrival order, in bounded memory.
 
-Order: rows are sorted stably by stamp through a window of WINDOW rows, so equal stamps keep file order.
-A file of up to WINDOW rows is therefore sorted whole, however shuffled; a longer one may have rows out
-of place by up to WINDOW rows, and a row further away ends reading with an error that names its line.
+Order: rows are sorted stably by stamp through a window of WINDOW rows, so equal stamps keep file
+order. A file of up to WINDOW rows is therefore sorted whole, however shuffled; a longer one may
+have rows out of place by up to WINDOW rows, and a row further away is an error that names its line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def detect(path: str) -> str:
     if first is None:
         raise TraceError(f"{path}: is empty, needs at least one request")
     _, line = first
-    if line.startswith("{") and '"hash_ids"' in line or '"input_length"' in line:
+    if line.startswith("{") and '"input_length"' in line:
         return "mooncake"
     if line.startswith("TIMESTAMP,"):
         return "azure"
@@ -47,7 +47,8 @@ def detect(path: str) -> str:
 def open_trace(path: str | Path, format: str = "auto") -> Iterator[Request]:
     """Requests in arrival order, from 0 s, with ids from 0. Errors are TraceErrors.
 
-    A missing file, an unknown format or a bad first row raises here, a later bad row when it is reached.
+    A missing file, an unknown format or a bad row near the start raises here, a later one
+    when it is reached.
     """
     path = str(path)
     name = detect(path) if format == "auto" else format
@@ -74,8 +75,8 @@ def in_order(rows: Iterator[tuple[Place, Request]], window: int = WINDOW) -> Ite
     for number, (place, request) in enumerate(rows):
         if request.arrival_s < last_s:
             raise place.error(
-                f"stamp lies {last_s - request.arrival_s:g} s before one that is {window} rows or more "
-                "above; sort the file by time"
+                f"stamp lies {last_s - request.arrival_s:g} s before one that is {window} rows or "
+                "more above; sort the file by time"
             )
         heapq.heappush(heap, (request.arrival_s, number, request))
         if len(heap) > window:

@@ -7,14 +7,14 @@ import gzip
 import io
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import zstandard
 
 from workloads.errors import InputError
-from workloads.request import Request
 
 
 class TraceError(InputError):
@@ -35,13 +35,13 @@ class Place:
 def open_bytes(path: str) -> BinaryIO:
     """The decompressed bytes of a plain, .gz or .zst file, as a stream."""
     try:
-        raw = Path(path).open("rb")
+        raw = Path(path).open("rb")  # noqa: SIM115 (the caller closes it)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
     if path.endswith(".gz"):
-        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
     if path.endswith(".zst"):
-        return zstandard.ZstdDecompressor().stream_reader(raw, closefd=True)  # type: ignore[return-value]
+        return zstandard.ZstdDecompressor().stream_reader(raw, closefd=True)
     return raw
 
 
@@ -99,10 +99,8 @@ def tokens_field(place: Place, row: dict[str, Any], name: str) -> int:
     """A count of tokens, at least 1."""
     value = row.get(name)
     if isinstance(value, str):
-        try:
+        with suppress(ValueError):
             value = int(value)
-        except ValueError:
-            pass
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -114,10 +112,8 @@ def number_field(place: Place, row: dict[str, Any], name: str) -> float:
     """A finite number of at least 0."""
     value = row.get(name)
     if isinstance(value, str):
-        try:
+        with suppress(ValueError):
             value = float(value)
-        except ValueError:
-            pass
     good = isinstance(value, int | float) and not isinstance(value, bool)
     if not good or not 0 <= value < float("inf"):  # type: ignore[operator]
         raise place.error(f"{name}: found {_show(row, name)}, needs a number of at least 0")
@@ -138,11 +134,6 @@ def block_ids_field(
             f"input tokens, needs {needed}"
         )
     return tuple(value)
-
-
-def request(place: Place, number: int, arrival_s: float, **fields: Any) -> Request:
-    """The request of one row."""
-    return Request(id=number, arrival_s=arrival_s, **fields)
 
 
 def _show(row: dict[str, Any], name: str) -> str:
