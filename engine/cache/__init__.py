@@ -1,0 +1,1 @@
+"""Block accounting of the hybrid cache (torch-free, shared with the simulator) and its storage."""

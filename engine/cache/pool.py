@@ -1,0 +1,444 @@
+"""Accounting of the hybrid cache: pages of attention latents and slots of recurrent state, as one.
+
+*Prefix-cache* blocks are full, aligned, named by a key, counted by reference and shared; unused
+ones stay until evicted, least recently used first. *Transfer-cache* blocks are a lease's own pages
+of any fill, freed with it. A checkpoint is a state slot attached to the prefix-cache block at whose
+end it was taken.
+
+Invariants:
+- A lease's shared blocks are a prefix of its pages, pinned as long as it lives. So a block is never
+  evicted before those that follow it in its chain, and what is found by walking keys is whole.
+- A checkpoint never outlives its block, and its slot stays put while it is being copied from.
+- A page or slot is in exactly one place: free, cached, or owned by one lease.
+
+Knows numbers only, never memory: the engine's storage and the simulator both sit on top of it. Not
+thread-safe; one event loop owns a pool.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engine.cache.checkpoints import CheckpointPolicy
+
+
+class Group(StrEnum):
+    """The two kinds of memory."""
+
+    KV = "kv"
+    STATE = "state"
+
+
+class PoolFull(Exception):
+    """Not enough memory now; later, when leases have ended, there may be."""
+
+
+class NeverFits(ValueError):
+    """The request needs more memory than the whole pool has."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What a prompt finds: `kv_tokens` of whole blocks matched; `tokens` of them usable, because
+    the state at that length is there too and at least one token is left to compute.
+    """
+
+    kv_tokens: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvent:
+    """A cached entry appeared (`stored`) or went (`evicted`), for a prefix directory."""
+
+    group: Group
+    stored: bool
+    key: int
+
+
+@dataclass(slots=True)
+class GroupFigures:
+    """Counters since the start, and occupancy now, of one kind of memory.
+
+    `owned` is held by leases alone (transfer-cache pages, live states); `cached` can be shared or
+    evicted, `pinned` of it not now. capacity = free + owned + cached.
+    """
+
+    capacity: int
+    free: int = 0
+    owned: int = 0
+    cached: int = 0
+    pinned: int = 0
+    lookup_tokens: int = 0
+    hit_tokens: int = 0
+    stored: int = 0
+    evicted: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hit_tokens / self.lookup_tokens if self.lookup_tokens else 0.0
+
+
+class _Block:
+    """A prefix-cache block. `slot` is its checkpoint (-1: none), from which `readers` copy now."""
+
+    __slots__ = ("key", "page", "readers", "refs", "slot")
+
+    def __init__(self, key: int, page: int) -> None:
+        self.key = key
+        self.page = page
+        self.refs = 1
+        self.slot = -1
+        self.readers = 0
+
+
+class _Numbers:
+    """Hands out the numbers first..first+count-1; freed ones are reused before fresh ones."""
+
+    __slots__ = ("_end", "_freed", "_fresh")
+
+    def __init__(self, first: int, count: int) -> None:
+        self._fresh = first
+        self._end = first + count
+        self._freed: list[int] = []
+
+    def __len__(self) -> int:
+        return self._end - self._fresh + len(self._freed)
+
+    def take(self) -> int:
+        """The next number; only when len(self) > 0."""
+        if self._freed:
+            return self._freed.pop()
+        self._fresh += 1
+        return self._fresh - 1
+
+    def give(self, number: int) -> None:
+        self._freed.append(number)
+
+
+class Lease:
+    """The memory of one sequence. Made by `HybridPool.acquire`; ends with `release`.
+
+    `pages` is the block table. `slot` holds the live state; before it is first used, the state in
+    slot `copy_from` must be copied there (-1: nothing to copy) and `copied` called. The first
+    `reused_tokens` need no computing (or, with `arriving`, no receiving).
+    """
+
+    __slots__ = (
+        "_copied_block",
+        "_pending",
+        "_pool",
+        "_shared",
+        "_sharing",
+        "copy_from",
+        "hit",
+        "keys",
+        "pages",
+        "released",
+        "reused_tokens",
+        "slot",
+    )
+
+    def __init__(self, pool: HybridPool, keys: list[int], hit: Hit, shared: list[_Block]) -> None:
+        self._pool = pool
+        self.keys = keys
+        self.hit = hit
+        self._shared = shared
+        self._sharing = True
+        self.reused_tokens = len(shared) * pool.block_tokens
+        self.pages = [block.page for block in shared]
+        self.slot = -1
+        self.copy_from = -1
+        self._copied_block: _Block | None = None
+        self._pending: dict[int, int] = {}
+        self.released = False
+
+    def extend(self, n_tokens: int) -> None:
+        """Make room for `n_tokens` in all. Raises PoolFull (nothing changes) or NeverFits."""
+        self._pool._extend(self, n_tokens)
+
+    def copied(self) -> None:
+        """The state has been copied from `copy_from`; its checkpoint may go."""
+        block = self._copied_block
+        if block is not None:
+            block.readers -= 1
+            self._copied_block = None
+        self.copy_from = -1
+
+    def reserve_checkpoint(self, n_tokens: int) -> int:
+        """A slot to copy the state at `n_tokens` into; -1 when there is none to be had.
+
+        It becomes a checkpoint when `commit` reaches `n_tokens`.
+        """
+        assert n_tokens % self._pool.block_tokens == 0
+        if n_tokens in self._pending or n_tokens // self._pool.block_tokens > len(self.keys):
+            return -1
+        slot = self._pool._take_slot()
+        if slot >= 0:
+            self._pending[n_tokens] = slot
+        return slot
+
+    def commit(self, n_tokens: int) -> None:
+        """`n_tokens` are computed (or have arrived): share the full blocks among them that have
+        keys, and attach the checkpoints reserved up to there.
+        """
+        self._pool._commit(self, n_tokens)
+
+    def release(self) -> None:
+        """Give everything back; shared blocks stay cached. Only once."""
+        assert not self.released, "a lease is released once"
+        self._pool._release(self)
+
+
+class HybridPool:
+    """`pages` pages of `block_tokens` tokens and `slots` state slots, numbered from first_page and
+    first_slot. `on_event` hears of each cached entry that appears or goes; `on_freed` of each page
+    or slot that became free (tests poison it).
+    """
+
+    def __init__(
+        self,
+        pages: int,
+        slots: int,
+        block_tokens: int,
+        *,
+        policy: CheckpointPolicy = CheckpointPolicy(),
+        first_page: int = 0,
+        first_slot: int = 0,
+        on_event: Callable[[CacheEvent], None] | None = None,
+        on_freed: Callable[[Group, int], None] | None = None,
+    ) -> None:
+        if pages < 1 or slots < 1 or block_tokens < 1:
+            raise NeverFits(
+                f"a cache pool needs at least one page, one slot and one token a block, "
+                f"not pages={pages}, slots={slots}, block_tokens={block_tokens}"
+            )
+        self.block_tokens = block_tokens
+        self.policy = policy
+        self._pages = _Numbers(first_page, pages)
+        self._slots = _Numbers(first_slot, slots)
+        self._blocks: dict[int, _Block] = {}
+        self._idle: OrderedDict[int, _Block] = OrderedDict()
+        self._states: OrderedDict[int, _Block] = OrderedDict()
+        self._kv = GroupFigures(pages)
+        self._state = GroupFigures(slots)
+        self._on_event = on_event
+        self._on_freed = on_freed
+        self.leases = 0
+
+    @property
+    def page_capacity(self) -> int:
+        return self._kv.capacity
+
+    # -- looking up
+
+    def match(self, keys: Sequence[int], prompt_tokens: int) -> Hit:
+        """What a prompt of `prompt_tokens` whose full blocks are `keys` would find now."""
+        chain = self._walk(keys, prompt_tokens)
+        return Hit(len(chain) * self.block_tokens, self._usable(chain, prompt_tokens))
+
+    def figures(self) -> dict[Group, GroupFigures]:
+        """Counters (live objects) and occupancy (refreshed by this call) of each group."""
+        kv, state = self._kv, self._state
+        kv.free, kv.cached = len(self._pages), len(self._blocks)
+        kv.pinned = kv.cached - len(self._idle)
+        kv.owned = kv.capacity - kv.free - kv.cached
+        state.free, state.cached = len(self._slots), len(self._states)
+        state.pinned = sum(1 for block in self._states.values() if block.readers)
+        state.owned = state.capacity - state.free - state.cached
+        return {Group.KV: kv, Group.STATE: state}
+
+    def _walk(self, keys: Sequence[int], prompt_tokens: int) -> list[_Block]:
+        """The cached blocks at the front of `keys`, as far as the prompt fills them."""
+        chain: list[_Block] = []
+        get = self._blocks.get
+        for key in keys[: prompt_tokens // self.block_tokens]:
+            block = get(key)
+            if block is None:
+                break
+            chain.append(block)
+        return chain
+
+    def _usable(self, chain: list[_Block], prompt_tokens: int) -> int:
+        for index in range(min(len(chain), (prompt_tokens - 1) // self.block_tokens), 0, -1):
+            if chain[index - 1].slot >= 0:
+                return index * self.block_tokens
+        return 0
+
+    # -- leases
+
+    def acquire(
+        self,
+        keys: Sequence[int],
+        prompt_tokens: int,
+        *,
+        capacity_tokens: int = 0,
+        arriving: bool = False,
+    ) -> Lease:
+        """Memory for a prompt of `prompt_tokens` (or `capacity_tokens`, if more) and one state.
+
+        Reuses the joint hit; with `arriving`, where the state comes from elsewhere, every matching
+        block.
+        Raises PoolFull or NeverFits, and then nothing has changed.
+        """
+        size = self.block_tokens
+        total = -(-max(prompt_tokens, capacity_tokens) // size)
+        if total > self._kv.capacity:
+            raise NeverFits(
+                f"{max(prompt_tokens, capacity_tokens)} tokens need {total} pages "
+                f"of {size}; the pool has {self._kv.capacity}"
+            )
+        chain = self._walk(keys, prompt_tokens)
+        usable = self._usable(chain, prompt_tokens)
+        hit = Hit(len(chain) * size, usable)
+        shared = chain if arriving else chain[: usable // size]
+        for block in shared:
+            if not block.refs:
+                del self._idle[block.key]
+            block.refs += 1
+        lease = Lease(self, list(keys), hit, shared)
+        source = shared[-1] if shared and not arriving else None
+        if total - len(shared) > len(self._pages) + len(self._idle):
+            self._unpin(shared)
+            raise PoolFull(f"{total - len(shared)} pages wanted")
+        if source is not None:
+            self._states.move_to_end(source.key)
+            source.readers += 1
+        lease.slot = self._take_slot()
+        if lease.slot < 0 and source is not None and source.readers == 1:
+            # Its own checkpoint holds the last slot: the lease takes it over instead of a copy.
+            lease.slot = source.slot
+            self._detach(source)
+            source.readers = 0
+        elif lease.slot < 0:
+            if source is not None:
+                source.readers -= 1
+            self._unpin(shared)
+            raise PoolFull("a state slot wanted")
+        elif source is not None:
+            lease.copy_from = source.slot
+            lease._copied_block = source
+        self._add_pages(lease, total)
+        queried = len(keys) * size
+        self._kv.lookup_tokens += queried
+        self._state.lookup_tokens += queried
+        self._kv.hit_tokens += hit.kv_tokens
+        self._state.hit_tokens += usable
+        self.leases += 1
+        return lease
+
+    def _extend(self, lease: Lease, n_tokens: int) -> None:
+        total = -(-n_tokens // self.block_tokens)
+        if total > self._kv.capacity:
+            raise NeverFits(
+                f"{n_tokens} tokens need {total} pages of {self.block_tokens}; "
+                f"the pool has {self._kv.capacity}"
+            )
+        if total - len(lease.pages) > len(self._pages) + len(self._idle):
+            raise PoolFull(f"{total - len(lease.pages)} pages wanted")
+        self._add_pages(lease, total)
+
+    def _add_pages(self, lease: Lease, total: int) -> None:
+        pages = lease.pages
+        while len(pages) < total:
+            if not len(self._pages):
+                self._evict(next(iter(self._idle.values())))
+            pages.append(self._pages.take())
+
+    def _commit(self, lease: Lease, n_tokens: int) -> None:
+        size = self.block_tokens
+        full = min(n_tokens // size, len(lease.keys))
+        shared = lease._shared
+        while lease._sharing and len(shared) < full:
+            key = lease.keys[len(shared)]
+            if key in self._blocks:
+                # Another sequence computed the same block meanwhile. This one keeps its own copy: a
+                # block table never changes under a reader, and a chain stays pinned as a whole.
+                lease._sharing = False
+                break
+            block = _Block(key, lease.pages[len(shared)])
+            self._blocks[key] = block
+            shared.append(block)
+            self._kv.stored += 1
+            self._tell(Group.KV, True, key)
+        for boundary in [n for n in lease._pending if n <= n_tokens]:
+            slot = lease._pending.pop(boundary)
+            held = self._blocks.get(lease.keys[boundary // size - 1])
+            if held is None or held.slot >= 0:
+                self._free_slot(slot)
+                continue
+            held.slot = slot
+            self._states[held.key] = held
+            self._state.stored += 1
+            self._tell(Group.STATE, True, held.key)
+
+    def _release(self, lease: Lease) -> None:
+        lease.released = True
+        lease.copied()
+        for slot in lease._pending.values():
+            self._free_slot(slot)
+        lease._pending.clear()
+        self._free_slot(lease.slot)
+        for page in lease.pages[len(lease._shared) :]:
+            self._free_page(page)
+        self._unpin(lease._shared)
+        self.leases -= 1
+
+    def _unpin(self, blocks: list[_Block]) -> None:
+        """Deepest first, so that the end of a chain is evicted before its beginning."""
+        idle = self._idle
+        for block in reversed(blocks):
+            block.refs -= 1
+            if not block.refs:
+                idle[block.key] = block
+
+    # -- memory
+
+    def _take_slot(self) -> int:
+        """A free slot, if need be the least recently used checkpoint's; -1: all are in use."""
+        if not len(self._slots):
+            for block in self._states.values():
+                if not block.readers:
+                    slot = block.slot
+                    self._detach(block)
+                    self._free_slot(slot)
+                    break
+            else:
+                return -1
+        return self._slots.take()
+
+    def _detach(self, block: _Block) -> None:
+        block.slot = -1
+        del self._states[block.key]
+        self._state.evicted += 1
+        self._tell(Group.STATE, False, block.key)
+
+    def _evict(self, block: _Block) -> None:
+        del self._idle[block.key]
+        del self._blocks[block.key]
+        if block.slot >= 0:
+            slot = block.slot
+            self._detach(block)
+            self._free_slot(slot)
+        self._free_page(block.page)
+        self._kv.evicted += 1
+        self._tell(Group.KV, False, block.key)
+
+    def _free_page(self, page: int) -> None:
+        self._pages.give(page)
+        if self._on_freed is not None:
+            self._on_freed(Group.KV, page)
+
+    def _free_slot(self, slot: int) -> None:
+        self._slots.give(slot)
+        if self._on_freed is not None:
+            self._on_freed(Group.STATE, slot)
+
+    def _tell(self, group: Group, stored: bool, key: int) -> None:
+        if self._on_event is not None:
+            self._on_event(CacheEvent(group, stored, key))
