@@ -89,8 +89,8 @@ def alternatives(values: Column) -> pa.Array:
 def token_columns(records: Sequence[RequestRecord]) -> tuple[pa.Array, pa.Array, pa.Array]:
     """The `timing`, `runs` and `gaps_us` columns of tokens.parquet.
 
-    A record is kept as runs when these are at most half as many as its tokens, else as gaps. Both are
-    exact to the microsecond at every run's ends, whatever its length.
+    A record is kept as runs when these are at most half as many as its tokens, else as gaps. Both
+    are exact to the microsecond at the ends of every run, whatever its length.
     """
     per_record = np.fromiter((len(each.token_runs) for each in records), np.int64, len(records))
     total = int(per_record.sum())
@@ -111,7 +111,7 @@ def token_columns(records: Sequence[RequestRecord]) -> tuple[pa.Array, pa.Array,
     gap_us[1:] = start_us[1:] - end_us[:-1]
     gap_us[is_first] = 0
 
-    tokens = np.bincount(owner, weights=count, minlength=len(records))
+    tokens = np.bincount(owner, weights=count, minlength=len(records)).astype(np.int64)
     longest = np.zeros(len(records), np.int64)
     np.maximum.at(longest, owner, np.maximum(gap_us, span_us))
     as_gaps = (2 * per_record > tokens) & (longest <= _INT32_LIMIT) & (per_record > 0)
@@ -157,7 +157,7 @@ def _runs(
 
 
 def _gaps(
-    tokens: NDArray[np.float64],
+    tokens: NDArray[np.int64],
     as_gaps: NDArray[np.bool_],
     is_first: NDArray[np.bool_],
     gap_us: NDArray[np.int64],
@@ -180,7 +180,7 @@ def _gaps(
     gaps[starts] = gap_us
     keep = np.ones(total, np.bool_)
     keep[starts[is_first]] = False
-    lengths = np.maximum(tokens.astype(np.int64) - 1, 0)
+    lengths = np.maximum(tokens - 1, 0)
     return pa.ListArray.from_arrays(
         _offsets(lengths, as_gaps), pa.array(gaps[keep].astype(np.int32)), type=GAPS
     )

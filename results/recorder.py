@@ -7,7 +7,7 @@ row group is readable from then on (`results.growing`), so a crash loses at most
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,15 @@ def _attribute(column: str) -> str:
     return column[:-3] + "_s" if column.endswith("_us") else column
 
 
-_request_values = attrgetter(*(_attribute(name) for name in SCHEMAS["requests"].names[2:]))
+def _getters(table: str) -> list[Callable[[Any], Any]]:
+    names = SCHEMAS[table].names[2:]
+    if table == "requests":
+        return [attrgetter(_attribute(name)) for name in names]
+    return [itemgetter(at) for at in range(len(names))]
+
+
+# A column at a time: a tuple of all fields a row would be garbage that the collector walks.
+_GETTERS = {table: _getters(table) for table in _CONVERTERS}
 
 
 class _Buffer:
@@ -85,9 +93,9 @@ class _Buffer:
 class Recorder:
     """Creates requests, tokens, links, instances and decisions .parquet in `directory`.
 
-    `meta` goes into each file's key-value metadata (commit, seed, clock mode, scale factors, ...); leave
-    out what differs between equal runs where equal bytes are wanted. Raises OSError.
-    A record handed in must not change any more.
+    `meta` goes into each file's key-value metadata (commit, seed, clock mode, scale factors, ...);
+    leave out what differs between equal runs where equal bytes are wanted. A record handed in must
+    not change any more. Raises OSError.
     """
 
     def __init__(
@@ -158,11 +166,8 @@ class Recorder:
         records: list[RequestRecord] = buffer.rows
         where = buffer.where()
         buffer.clear()
-        values = list(zip(*map(_request_values, records), strict=True))
-        self._write("requests", where, values)
-        names = SCHEMAS["requests"].names[2:]
-        ids = columns.integers(values[names.index("id")], pa.int64())
-        first_us = columns.times(values[names.index("first_token_us")])
+        table = self._write("requests", where, records)
+        ids, first_us = table["id"].chunk(0), table["first_token_us"].chunk(0)
         timing, runs, gaps_us = columns.token_columns(records)
         file = self._files["tokens"]
         file.append(
@@ -173,13 +178,16 @@ class Recorder:
         buffer = self._others[table]
         if buffer.rows:
             where = buffer.where()
-            values = list(zip(*buffer.rows, strict=True))
+            rows = buffer.rows
             buffer.clear()
-            self._write(table, where, values)
+            self._write(table, where, rows)
 
-    def _write(
-        self, table: str, where: tuple[pa.Array, pa.Array], values: Sequence[Sequence[Any]]
-    ) -> None:
+    def _write(self, table: str, where: tuple[pa.Array, pa.Array], rows: Sequence[Any]) -> pa.Table:
         file = self._files[table]
-        made = [convert(column) for convert, column in zip(_CONVERTERS[table], values, strict=True)]
-        file.append(pa.Table.from_arrays([*where, *made], schema=file.schema))
+        made = [
+            convert(list(map(get, rows)))
+            for convert, get in zip(_CONVERTERS[table], _GETTERS[table], strict=True)
+        ]
+        group = pa.Table.from_arrays([*where, *made], schema=file.schema)
+        file.append(group)
+        return group
