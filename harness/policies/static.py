@@ -70,6 +70,16 @@ def predicted_ttft_s(request: Request, view: View, pool: PrefillPool, key: int) 
     return pool.wait_s(key, view.now_s) + work_s
 
 
+def _ttfts(
+    request: Request, view: View, *found: tuple[PrefillPool, int] | None
+) -> tuple[tuple[str, float], ...]:
+    return tuple(
+        (usable[0].cluster, predicted_ttft_s(request, view, *usable))
+        for usable in found
+        if usable is not None
+    )
+
+
 def no_prefill(*clusters: str) -> NoRoute:
     return NoRoute(f"no usable prefill instance in {' or '.join(clusters)}")
 
@@ -141,7 +151,7 @@ class Balanced:
             *(remote if goes_remote else local),
             self.local,
             reason,
-            ((self.remote, remote_wait_s), (self.local, local_wait_s)),
+            _ttfts(request, view, remote, local),
         )
 
     def _share_sends_remote(self, request_id: int, remote: PrefillPool, local: PrefillPool) -> bool:
@@ -167,10 +177,7 @@ class PrfaasStatic:
         incremental = request.input_tokens - hit_tokens(view, self.local, request)
         remote = usable_pool(view, self.remote)
         local = usable_pool(view, self.local)
-        alternatives = tuple(
-            (pool.cluster, predicted_ttft_s(request, view, pool, key))
-            for pool, key in (found for found in (remote, local) if found is not None)
-        )
+        alternatives = _ttfts(request, view, remote, local)
         if incremental > self.threshold_tokens:
             chosen, other, reason = remote, local, "above threshold"
         else:

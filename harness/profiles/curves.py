@@ -1,7 +1,7 @@
 """Prefill time over prompt length: points joined by a named interpolation.
 
-Every curve is continuous, non-decreasing and defined from 0 tokens on, because an incremental prompt is
-charged T(l) - T(c) + T(0) (see `Profile.prefill_s`).
+Every curve is continuous, non-decreasing and defined from 0 tokens on, because an incremental
+prompt is charged T(l) - T(c) + T(0) (see `Profile.prefill_s`).
 """
 
 from __future__ import annotations

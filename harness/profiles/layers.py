@@ -62,7 +62,7 @@ class GroupedAttention(_Layer):
 
 
 class WindowAttention(GroupedAttention):
-    """Sliding window: the last `window_tokens` tokens. Counted in full, also for shorter prompts."""
+    """Sliding window: the last `window_tokens` tokens, counted in full for shorter prompts too."""
 
     kind: Literal["window-attention"]  # type: ignore[assignment]
     window_tokens: int = Field(ge=1)

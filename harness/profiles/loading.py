@@ -47,8 +47,8 @@ class PrefillSection(_Section):
         for (low, before), (high, after) in pairwise(self.points):
             if high <= low or after < before:
                 raise ValueError(
-                    f"points: ({high:g}, {after:g}) follows ({low:g}, {before:g}); tokens must rise "
-                    "and seconds must not fall"
+                    f"points: ({high:g}, {after:g}) follows ({low:g}, {before:g}); "
+                    "tokens must rise and seconds must not fall"
                 )
         if any(tokens < 1 or seconds <= 0 for tokens, seconds in self.points):
             raise ValueError("points: tokens must be at least 1 and seconds above 0")

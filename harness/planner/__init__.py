@@ -1,0 +1,46 @@
+"""The throughput model, the search for threshold and split, and estimates of TTFT."""
+
+from harness.planner.link import LinkModel
+from harness.planner.model import (
+    Capacity,
+    Deployment,
+    Reading,
+    Shape,
+    Split,
+    Stage,
+    capacity,
+    decode_batch,
+)
+from harness.planner.queueing import erlang_c, highest_rate, loaded_ttft
+from harness.planner.search import (
+    CurvePoint,
+    SplitPoint,
+    best_threshold,
+    search,
+    threshold_curves,
+    threshold_grid,
+)
+from harness.planner.ttft import Ttft, unloaded_ttft
+
+__all__ = [
+    "Capacity",
+    "CurvePoint",
+    "Deployment",
+    "LinkModel",
+    "Reading",
+    "Shape",
+    "Split",
+    "SplitPoint",
+    "Stage",
+    "Ttft",
+    "best_threshold",
+    "capacity",
+    "decode_batch",
+    "erlang_c",
+    "highest_rate",
+    "loaded_ttft",
+    "search",
+    "threshold_curves",
+    "threshold_grid",
+    "unloaded_ttft",
+]

@@ -1,0 +1,178 @@
+"""Grid search over threshold and split (Eqs 7 and 8), and the curves it follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.planner.model import (
+    Capacity,
+    Deployment,
+    Reading,
+    Shape,
+    Split,
+    Stage,
+    assemble,
+    local_stage,
+    remote_stage,
+)
+
+#: The coarse pass looks at every so many steps of the threshold grid.
+COARSE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """One threshold of Fig 5: the rate of all requests at which each stage is full; None: unused."""
+
+    threshold_tokens: float
+    prfaas_per_s: float | None
+    prefill_per_s: float | None
+    decode_per_s: float
+    requests_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPoint:
+    """One split at its best threshold; Eq 8 compares `prefill_total_per_s` with `decode_per_s`."""
+
+    split: Split
+    threshold_tokens: float | None
+    prefill_total_per_s: float
+    decode_per_s: float
+    requests_per_s: float
+
+
+def threshold_grid(deployment: Deployment, step_tokens: int) -> list[int]:
+    """Multiples of `step_tokens` from 0 to the longest prompt: 0 offloads all, the last nothing."""
+    longest = deployment.lengths.quantile(1.0)
+    last = -int(-longest // step_tokens)
+    return [step_tokens * i for i in range(last + 1)]
+
+
+class _Stages:
+    """Per-instance stages by threshold, each computed once: rates are linear in instances."""
+
+    def __init__(self, deployment: Deployment, reading: Reading) -> None:
+        self._deployment = deployment
+        self._reading = reading
+        self._known: dict[int, tuple[Stage | None, Stage | None]] = {}
+
+    def at(self, threshold: int) -> tuple[Stage | None, Stage | None]:
+        """(remote, local) stage of one instance each; None where no request goes."""
+        known = self._known.get(threshold)
+        if known is None:
+            deployment, reading = self._deployment, self._reading
+            share = deployment.lengths.tail(threshold)
+            remote = local = None
+            if share > 0:
+                remote = remote_stage(deployment, 1, share, threshold, reading)
+            if share < 1:
+                local = local_stage(deployment, 1, 1 - share, threshold, reading)
+            known = self._known[threshold] = (remote, local)
+        return known
+
+    def prefill_rate(self, threshold: int, n_remote: int, n_local: int) -> float:
+        """Rate of all requests at which the first prefill stage is full."""
+        remote, local = self.at(threshold)
+        limits = []
+        if remote is not None:
+            rate = n_remote / remote.prefill_s
+            bound = self._deployment.link.rate_gbps
+            if bound is not None:
+                rate = min(rate, bound * 1e9 / 8 / remote.kv_bytes)
+            limits.append(rate / remote.share)
+        if local is not None:
+            limits.append(n_local / local.prefill_s / local.share)
+        return min(limits)
+
+
+def best_threshold(
+    deployment: Deployment,
+    n_prfaas: int,
+    n_prefill: int,
+    reading: Reading = Reading.WORK,
+    step_tokens: int = 100,
+    stages: _Stages | None = None,
+) -> int:
+    """The threshold on the grid at which the prefill stages together sustain most (Eq 7).
+
+    Fewer requests go remote as t grows, so Theta_prfaas / p rises and Theta_pd_p / (1 - p) falls:
+    their minimum has one peak. A coarse pass finds its cell, a fine pass the grid point. Of equals
+    the least is taken.
+    """
+    known = stages or _Stages(deployment, reading)
+    grid = threshold_grid(deployment, step_tokens)
+
+    def best(indices: Iterable[int]) -> int:
+        return max(
+            indices, key=lambda i: (known.prefill_rate(grid[i], n_prfaas, n_prefill), -grid[i])
+        )
+
+    last = len(grid) - 1
+    coarse = best(sorted({*range(0, last, COARSE), last}))
+    return grid[best(range(max(0, coarse - COARSE), min(last, coarse + COARSE) + 1))]
+
+
+def search(
+    deployment: Deployment,
+    n_prfaas: int,
+    n_local: int,
+    reading: Reading = Reading.WORK,
+    step_tokens: int = 100,
+) -> tuple[Capacity, tuple[SplitPoint, ...]]:
+    """The best threshold configuration of `n_prfaas` remote and `n_local` local instances.
+
+    Returns it and the best of every split. Of equal capacities the one whose prefill has more to
+    spare is taken.
+    """
+    stages = _Stages(deployment, reading)
+    found: list[tuple[float, float, Capacity]] = []
+    points = []
+    for n_prefill in range(0 if n_prfaas else 1, n_local):
+        split = Split(n_prfaas, n_prefill, n_local - n_prefill)
+        threshold = best_threshold(deployment, n_prfaas, n_prefill, reading, step_tokens, stages)
+        result = _at(deployment, split, threshold, reading)
+        prefill_rate = stages.prefill_rate(threshold, n_prfaas, n_prefill)
+        found.append((result.requests_per_s, prefill_rate, result))
+        points.append(
+            SplitPoint(split, threshold, prefill_rate, result.decode_per_s, result.requests_per_s)
+        )
+    if not found:
+        raise ValueError("needs at least two local instances, or one and a remote one")
+    best = max(found, key=lambda row: row[:2])[2]
+    return best, tuple(points)
+
+
+def _at(deployment: Deployment, split: Split, threshold: float, reading: Reading) -> Capacity:
+    share = deployment.lengths.tail(threshold)
+    stages = []
+    if share > 0:
+        stages.append(remote_stage(deployment, split.n_prfaas, share, threshold, reading))
+    if share < 1:
+        stages.append(local_stage(deployment, split.n_prefill, 1 - share, threshold, reading))
+    return assemble(deployment, Shape.THRESHOLD, split, threshold, reading, tuple(stages))
+
+
+def threshold_curves(
+    deployment: Deployment,
+    split: Split,
+    thresholds: Iterable[float],
+    reading: Reading = Reading.PUBLISHED,
+) -> tuple[CurvePoint, ...]:
+    """Fig 5 over t: both prefill stages' rates, which cross at the best threshold (Eq 7)."""
+    points = []
+    for threshold in thresholds:
+        result = _at(deployment, split, threshold, reading)
+        remote = next((stage for stage in result.stages if stage.remote), None)
+        local = next((stage for stage in result.stages if not stage.remote), None)
+        points.append(
+            CurvePoint(
+                threshold,
+                None if remote is None else remote.rate_at_capacity(),
+                None if local is None else local.rate_at_capacity(),
+                result.decode_per_s,
+                result.requests_per_s,
+            )
+        )
+    return tuple(points)
