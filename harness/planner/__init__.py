@@ -1,5 +1,11 @@
 """The throughput model, the search for threshold and split, and estimates of TTFT."""
 
+from harness.planner.experiment import (
+    arrival_cv,
+    deployment_of,
+    plan_configuration,
+    shape_of,
+)
 from harness.planner.link import LinkModel
 from harness.planner.model import (
     Capacity,
@@ -33,13 +39,17 @@ __all__ = [
     "SplitPoint",
     "Stage",
     "Ttft",
+    "arrival_cv",
     "best_threshold",
     "capacity",
     "decode_batch",
+    "deployment_of",
     "erlang_c",
     "highest_rate",
     "loaded_ttft",
+    "plan_configuration",
     "search",
+    "shape_of",
     "threshold_curves",
     "threshold_grid",
     "unloaded_ttft",

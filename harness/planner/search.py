@@ -23,7 +23,7 @@ COARSE = 10
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One threshold of Fig 5: the rate of all requests at which each stage is full; None: unused."""
+    """One threshold of Fig 5: the rate of all requests at which each stage is full."""
 
     threshold_tokens: float
     prfaas_per_s: float | None
