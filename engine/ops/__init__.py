@@ -1,0 +1,1 @@
+"""Operators of the model, one interface (`backend.Operators`) for each kind of device."""

@@ -1,0 +1,73 @@
+"""Mixture of experts: sigmoid router, chosen by a corrected score, weighted by the score itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """router [E, hidden] fp32; correction [E] fp32; gate_up [E, 2 ffn, hidden];
+    down [E, hidden, ffn]."""
+
+    router: Tensor
+    correction: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+def route(
+    x: Tensor, weights: ExpertWeights, top_k: int, scale: float, renormalize: bool
+) -> tuple[Tensor, Tensor]:
+    """x [T, hidden] -> expert ids [T, top_k] and fp32 weights [T, top_k].
+
+    The correction decides which experts are chosen and never how much they count.
+    """
+    scores = torch.sigmoid(x.float() @ weights.router.t())
+    chosen = (scores + weights.correction).topk(top_k, -1, sorted=False).indices
+    picked = scores.gather(-1, chosen)
+    if renormalize:
+        picked = picked / (picked.sum(-1, keepdim=True) + 1e-20)
+    return chosen, picked * scale
+
+
+def experts(x: Tensor, chosen: Tensor, picked: Tensor, weights: ExpertWeights) -> Tensor:
+    """Sum over each token's experts of weight x W_down(SiLU(gate) up). Returns [T, hidden].
+
+    Tokens are sorted by expert and each expert multiplies its own run of rows.
+    """
+    top_k = chosen.shape[1]
+    order = chosen.flatten().argsort()
+    token = order // top_k
+    sorted_x = x.index_select(0, token)
+    run = _grouped if x.is_cuda else _looped
+    result = run(sorted_x, chosen.flatten(), weights)
+    result *= picked.flatten().index_select(0, order).unsqueeze(-1).to(x.dtype)
+    return torch.zeros_like(x).index_add_(0, token, result)
+
+
+def _looped(sorted_x: Tensor, chosen: Tensor, weights: ExpertWeights) -> Tensor:
+    """Each expert in turn: for a device where the host knows the counts at no cost."""
+    counts = torch.bincount(chosen, minlength=weights.gate_up.shape[0]).tolist()
+    result = torch.empty_like(sorted_x)
+    begin = 0
+    for expert, count in enumerate(counts):
+        if count:
+            rows = slice(begin, begin + count)
+            gate, up = F.linear(sorted_x[rows], weights.gate_up[expert]).chunk(2, -1)
+            result[rows] = F.linear(F.silu(gate) * up, weights.down[expert])
+            begin += count
+    return result
+
+
+def _grouped(sorted_x: Tensor, chosen: Tensor, weights: ExpertWeights) -> Tensor:
+    """All experts in two grouped products, without the host knowing the counts (graph-safe)."""
+    experts = weights.gate_up.shape[0]
+    ids = torch.arange(experts, device=chosen.device)
+    ends = (chosen.unsqueeze(0) == ids.unsqueeze(1)).sum(1).cumsum(0).to(torch.int32)
+    gate, up = F.grouped_mm(sorted_x, weights.gate_up.transpose(1, 2), offs=ends).chunk(2, -1)
+    return F.grouped_mm(F.silu(gate) * up, weights.down.transpose(1, 2), offs=ends)
