@@ -100,7 +100,7 @@ class Router:
         decode_pool.assign(decode_key)
         try:
             prefill_pool.assign(prefill_key, now_s, decision.predicted_work_s)
-            error_s = 0.0
+            error_s = -decision.predicted_work_s  # an attempt that fails is work not done
             try:
                 done = await prefill.prefill(
                     PrefillJob(

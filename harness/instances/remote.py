@@ -14,13 +14,11 @@ from typing import Any
 
 import aiohttp
 
-from harness.links.base import ShapedLink
 from harness.ports import (
     DecodeDone,
     DecodeJob,
     InstanceLost,
     InstanceSpec,
-    LinkSignals,
     PrefillDone,
     PrefillJob,
     RequestRejected,
@@ -45,19 +43,6 @@ class DataAddress:
     host: str
     port: int
     incarnation: int
-
-
-class RealLink:
-    """One direction of a shaped link, as the router sees it."""
-
-    def __init__(self, shaped: ShapedLink, source: str, sink: str, signals: LinkSignals) -> None:
-        self.source = source
-        self.sink = sink
-        self.signals = signals
-        self._shaped = shaped
-
-    def sent_bytes(self) -> int:
-        return self._shaped.sent_bytes(self.source)
 
 
 def _failure(instance: str, kind: str, message: str) -> ServingError:

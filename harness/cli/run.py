@@ -1,0 +1,94 @@
+"""`prfaas run`: one experiment, all its configurations, one table."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness.errors import BadInput, ExitCode
+from harness.experiment import Experiment, load_experiment, parse_override
+
+_EXAMPLES = """\
+examples:
+  prfaas run bench                              the main job: four configurations on real bytes
+  prfaas run paper --mode simulate              the paper's case study, in virtual time
+  prfaas run bench --trace conversation.jsonl   the same comparison on a real trace
+  prfaas run bench --set link.rate_gbps=10      any field of the experiment, by dotted name
+  prfaas run bench --set configurations.prfaas.threshold_tokens=30000
+  prfaas run my-experiment.toml --dry-run       check a file and show what would run
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    parser.add_argument("experiment", help="a preset by name, or a TOML file")
+    parser.add_argument("--mode", choices=("simulate", "emulate"), help="instead of the file's")
+    parser.add_argument("--trace", metavar="FILE", help="take the requests from this trace")
+    parser.add_argument("--seed", type=int, help="instead of the file's")
+    parser.add_argument("--name", help="name of the run directory, instead of the file's")
+    parser.add_argument(
+        "--only", metavar="NAME", action="append", help="run only this configuration (repeatable)"
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="set a field of the experiment (repeatable)",
+    )
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs"), help="default: runs")
+    parser.add_argument("--json", action="store_true", help="print summary.json, no table")
+    parser.add_argument("--dry-run", action="store_true", help="resolve and print, run nothing")
+
+
+def run(options: argparse.Namespace) -> int:
+    experiment = resolve(options)
+    from harness.execution import execute, to_toml
+
+    if options.dry_run:
+        sys.stdout.write(to_toml(experiment))
+        return ExitCode.OK
+    command = shlex.join(["prfaas", *sys.argv[1:]])
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    done = execute(experiment, options.out, command, say)
+    from results import summary, table
+
+    if options.json:
+        sys.stdout.write(summary.to_json(done.summary))
+    else:
+        table.print_summary(done.summary)
+        print(f"command   {command}")
+        print(f"duration  {done.summary.duration_s:.0f} s")
+        for path in sorted(done.directory.iterdir()):
+            print(f"wrote     {path}")
+    if not done.summary.complete:
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK if done.summary.verdict == "ok" else ExitCode.INCOMPLETE
+
+
+def resolve(options: argparse.Namespace) -> Experiment:
+    """The experiment of the command line. Raises BadInput."""
+    overrides: dict[str, Any] = dict(parse_override(text) for text in options.overrides)
+    for key in ("mode", "seed", "name"):
+        if getattr(options, key) is not None:
+            overrides[key] = getattr(options, key)
+    if options.trace is not None:
+        if not Path(options.trace).is_file():
+            raise BadInput(f"--trace {options.trace}: no such file")
+        overrides["workload"] = {"kind": "trace", "path": options.trace}
+    experiment = load_experiment(options.experiment, overrides)
+    if options.only:
+        known = {each.name for each in experiment.configurations}
+        for name in options.only:
+            if name not in known:
+                raise BadInput(f"--only {name}: there are {', '.join(sorted(known))}")
+        kept = tuple(each for each in experiment.configurations if each.name in options.only)
+        experiment = experiment.model_copy(update={"configurations": kept})
+    return experiment

@@ -1,0 +1,290 @@
+"""Compares the configurations of an experiment, one after the other, by the same procedure.
+
+Each configuration gets a fleet of its own. Its phases run one after the other, each until
+all its requests have ended, so that offered = succeeded + failed + unsent in each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from harness.experiment import ConfigurationSpec, Experiment
+from harness.fleets.base import Fleet, OpenFleet
+from harness.measure import PhaseData, capacity_of, run_phase, summarise_phase
+from harness.phases import CAPACITY, UNLOADED, Phase, plan_phases
+from harness.planner import Deployment
+from harness.policies import Decision
+from harness.policies.catalog import make_policy
+from harness.prediction import (
+    Prediction,
+    deployment_of,
+    predict,
+    predict_phase,
+    reference_capacity,
+)
+from harness.router import Router
+from harness.view import View
+from results.recorder import Recorder
+from results.records import RequestRecord
+from results.rows import DecisionRow, LinkRow
+from results.summary import ConfigurationSummary, Latency, Measured, PhaseSummary
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What a comparison found, filled in as it goes; `interrupted` when it was stopped early."""
+
+    configurations: list[ConfigurationSummary] = field(default_factory=list)
+    facts: dict[str, dict[str, object]] = field(default_factory=dict)
+    common_rate: float = 0.0
+    link_bps: float = 0.0
+    warnings: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+
+async def compare(
+    experiment: Experiment,
+    open_fleet: OpenFleet,
+    recorder: Recorder,
+    *,
+    stop: asyncio.Event | None = None,
+    say: Say = lambda line: None,
+) -> Comparison:
+    """Run all configurations. When `stop` is set, the rest is unsent, drained and recorded."""
+    result = Comparison()
+    deployment = deployment_of(experiment)
+    reference = reference_capacity(experiment, deployment)
+    baseline: Measured | None = None
+    for configuration in experiment.configurations:
+        if stop is not None and stop.is_set():
+            break
+        summary = await _configuration(
+            experiment, configuration, deployment, reference, open_fleet, recorder, stop, say, result
+        )
+        if configuration.policy == "homogeneous" and baseline is None:
+            baseline = summary.capacity
+        result.configurations.append(summary)
+    result.configurations = [_with_ratio(each, baseline) for each in result.configurations]
+    result.interrupted = stop is not None and stop.is_set()
+    return result
+
+
+async def _configuration(
+    experiment: Experiment,
+    configuration: ConfigurationSpec,
+    deployment: Deployment,
+    reference: float,
+    open_fleet: OpenFleet,
+    recorder: Recorder,
+    stop: asyncio.Event | None,
+    say: Say,
+    result: Comparison,
+) -> ConfigurationSummary:
+    prediction = predict(experiment, configuration, deployment)
+    planned = prediction.capacity.requests_per_s
+    phases = plan_phases(experiment.measure, planned, reference)
+    result.common_rate = phases[1].request_rate
+    fleet = await open_fleet(experiment, configuration)
+    try:
+        run = _Run(experiment, configuration, prediction, fleet, recorder, stop)
+        link_bps = run.link_bps()
+        result.link_bps = link_bps or result.link_bps
+        summaries: list[PhaseSummary] = []
+        for phase in phases:
+            if stop is not None and stop.is_set():
+                break
+            say(f"{configuration.name}: {phase.name} at {phase.request_rate:.2f} req/s")
+            summaries.append(await run.phase(phase))
+        slo_rate = Measured()
+        if experiment.measure.slo_search and not (stop is not None and stop.is_set()):
+            say(f"{configuration.name}: searching the highest rate at which the SLO holds")
+            slo_rate = Measured(paper=await run.highest_rate(planned), n=1)
+        facts = fleet.facts()
+    finally:
+        await fleet.close()
+    result.facts[configuration.name] = facts
+    unloaded = next((each for each in summaries if each.name == UNLOADED), None)
+    threshold = prediction.threshold_tokens
+    return ConfigurationSummary(
+        name=configuration.name,
+        n_prfaas=configuration.n_prfaas or None,
+        n_p=configuration.n_prefill or None,
+        n_d=configuration.n_decode,
+        threshold_tokens=threshold,
+        capacity=capacity_of(summaries),
+        zero_queue_ttft=unloaded.ttft if unloaded else Latency(),
+        slo_rate=slo_rate,
+        bottleneck=prediction.capacity.bottleneck,
+        phases=tuple(summaries),
+        pacing_overruns=int(facts.get("pacing_overruns", 0)),
+        paced_steps=int(facts.get("paced_steps", 0)),
+    )
+
+
+class _Run:
+    """One configuration's fleet under load: a router for it, and its phases."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        configuration: ConfigurationSpec,
+        prediction: Prediction,
+        fleet: Fleet,
+        recorder: Recorder,
+        stop: asyncio.Event | None,
+    ) -> None:
+        self._experiment = experiment
+        self._name = configuration.name
+        self._prediction = prediction
+        self._fleet = fleet
+        self._recorder = recorder
+        self._stop = stop
+        self._phase = ""
+        self._origin_s = 0.0
+        self._threshold = prediction.threshold_tokens
+        policy = make_policy(
+            configuration.policy, prediction.threshold_tokens or 0.0, configuration.parameters
+        )
+        self._router = Router(
+            policy, fleet.view, fleet.instances, fleet.links, on_decision=self._decided
+        )
+
+    def link_bps(self) -> float:
+        """Rate of the egress direction as it runs; 0 without one."""
+        return next(
+            (
+                link.signals.rate_bps
+                for (source, _), link in self._fleet.links.items()
+                if source == "prfaas"
+            ),
+            0.0,
+        )
+
+    async def phase(self, phase: Phase) -> PhaseSummary:
+        self._phase = phase.name
+        data = await self._measure(phase, self._record)
+        self._write_link(data)
+        return self._summary(data)
+
+    async def highest_rate(self, planned: float, tolerance: float = 0.01) -> float | None:
+        """The highest offered rate (req/s) at which TTFT P90 and TPOT P90 keep the SLO, by bisection
+        to `tolerance` of the planned capacity; None when not even the lowest keeps it. The requests
+        of the search are not recorded.
+        """
+        measure = self._experiment.measure
+        slo = self._experiment.slo
+        low, high = 0.05 * planned, 1.05 * planned
+        best: float | None = None
+        rate = low
+        while True:
+            probe = Phase("search", rate, measure.latency_warmup_s, measure.latency_window_s)
+            summary = self._summary(await self._measure(probe, lambda record: None))
+            ttft_s, tpot_s = summary.ttft.p90.paper, summary.tpot.p90.paper
+            holds = (
+                ttft_s is not None
+                and tpot_s is not None
+                and ttft_s <= slo.ttft_s
+                and tpot_s <= (1 + slo.tolerance) / slo.tokens_per_s
+            )
+            if holds:
+                best = low = rate
+            elif best is None:
+                return None
+            else:
+                high = rate
+            if high - low <= tolerance * planned:
+                return best
+            rate = (low + high) / 2
+
+    async def _measure(
+        self, phase: Phase, on_record: Callable[[RequestRecord], None]
+    ) -> PhaseData:
+        self._origin_s = asyncio.get_running_loop().time()
+        return await run_phase(
+            self._experiment, phase, self._fleet, self._router, on_record, self._stop
+        )
+
+    def _record(self, record: RequestRecord) -> None:
+        self._recorder.request(record, self._name, self._phase)
+
+    def _summary(self, data: PhaseData) -> PhaseSummary:
+        link_bps = self.link_bps()
+        return summarise_phase(
+            data,
+            self._experiment,
+            self._fleet.scale,
+            link_bps,
+            predict_phase(self._experiment, self._prediction, data.phase),
+        )
+
+    def _decided(self, record: RequestRecord, decision: Decision, view: View) -> None:
+        if self._phase == "search":
+            return
+        prefill = view.prefill[decision.prefill_cluster]
+        decode = view.decode[decision.decode_cluster]
+        signals = view.links.get((decision.prefill_cluster, decision.decode_cluster))
+        self._recorder.decision(
+            DecisionRow(
+                record.id,
+                record.attempts,
+                view.now_s - self._origin_s,
+                record.input_tokens,
+                decision.cached_tokens,
+                decision.held_tokens,
+                self._threshold,
+                decision.prefill_cluster,
+                prefill.names[decision.prefill_key],
+                decode.names[decision.decode_key],
+                decision.predicted_work_s,
+                prefill.wait_s(decision.prefill_key, view.now_s),
+                decode.active(decision.decode_key),
+                signals.utilisation if signals else None,
+                signals.backlog_bytes if signals else None,
+                decision.reason,
+                decision.alternatives,
+            ),
+            self._name,
+            self._phase,
+        )
+
+    def _write_link(self, data: PhaseData) -> None:
+        rate_bps = self.link_bps()
+        before_s, before = 0.0, 0
+        for at_s, sent in zip(data.egress_times_s, data.egress_bytes, strict=True):
+            span_s = at_s - before_s
+            throughput_bps = (sent - before) * 8 / span_s if span_s > 0 else 0.0
+            self._recorder.link(
+                LinkRow(
+                    at_s,
+                    "prfaas->pd",
+                    sent,
+                    rate_bps,
+                    throughput_bps,
+                    throughput_bps / rate_bps if rate_bps else 0.0,
+                ),
+                self._name,
+                self._phase,
+            )
+            before_s, before = at_s, sent
+
+
+def _with_ratio(
+    summary: ConfigurationSummary, baseline: Measured | None
+) -> ConfigurationSummary:
+    capacity = summary.capacity
+    if baseline is None or not baseline.paper or capacity.paper is None:
+        return summary
+    ratio = capacity.paper / baseline.paper
+    predicted = (
+        capacity.predicted / baseline.predicted
+        if capacity.predicted and baseline.predicted
+        else None
+    )
+    return replace(summary, capacity_ratio=Measured(ratio, ratio, predicted, n=1))
+
+
+__all__ = ["CAPACITY", "Comparison", "compare"]

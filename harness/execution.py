@@ -1,0 +1,209 @@
+"""Runs an experiment in a mode: the clock, the fleet, the run directory, and the summary of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from harness import host
+from harness.comparison import Comparison, Say, compare
+from harness.experiment import Experiment
+from harness.fleets.base import OpenFleet
+from harness.scale import UNSCALED, Scale
+from results import rundir, summary
+from results.recorder import Recorder
+from results.summary import RunSummary
+
+#: Open row groups are closed this often in real time, so that a crash loses at most so much.
+FLUSH_INTERVAL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """A finished run: its directory and what summary.json says."""
+
+    directory: Path
+    summary: RunSummary
+
+
+def execute(
+    experiment: Experiment, root: Path, command: str, say: Say = lambda line: None
+) -> Execution:
+    """Run `experiment` in its mode and write a run directory under `root`.
+
+    SIGINT and SIGTERM end the sending, drain what is in flight and write what there is, marked
+    incomplete; a second one cancels. Raises CommandError.
+    """
+    started_s = time.monotonic()
+    simulated = experiment.mode == "simulate"
+    identity = rundir.Identity(
+        name=experiment.name,
+        mode=experiment.mode,
+        seed=experiment.seed,
+        commit=host.commit(),
+        clock="virtual" if simulated else "monotonic",
+        command=command,
+    )
+    directory = rundir.create(root, identity, to_toml(experiment))
+    runner, open_fleet, scale = _backend(experiment, directory.path)
+    recorder = Recorder(directory.path, _metadata(experiment, scale, simulated))
+    comparison: Comparison | None = None
+    try:
+        comparison = runner(
+            _supervised(experiment, open_fleet, recorder, _logged(directory, say), simulated)
+        )
+        complete = not comparison.interrupted
+    except BaseException:
+        recorder.close(complete=False)
+        directory.close(complete=False)
+        raise
+    recorder.close(complete=complete)
+    made = _summary(experiment, comparison, scale, command, time.monotonic() - started_s)
+    directory.write_text("summary.json", summary.to_json(made))
+    directory.close(complete=complete)
+    return Execution(directory.path, made)
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The experiment as resolved; `load_experiment` reads it back to an equal one."""
+    return tomli_w.dumps(experiment.model_dump(mode="json", exclude_none=True))
+
+
+Runner = Callable[[Coroutine[Any, Any, Comparison]], Comparison]
+
+
+def _backend(experiment: Experiment, directory: Path) -> tuple[Runner, OpenFleet, Scale]:
+    """What differs between the modes. Imports are local: simulate must not need the engine."""
+    if experiment.mode == "simulate":
+        from harness import clock
+        from harness.fleets.modelled import open_modelled_fleet
+
+        return clock.run, open_modelled_fleet, UNSCALED
+    from harness import realtime
+    from harness.fleets.local import LocalFleets
+
+    fleets = LocalFleets(experiment, directory)
+    return realtime.run, fleets.open, fleets.scale
+
+
+async def _supervised(
+    experiment: Experiment,
+    open_fleet: OpenFleet,
+    recorder: Recorder,
+    say: Say,
+    simulated: bool,
+) -> Comparison:
+    """The comparison; in real time under signal handlers, with row groups closed regularly."""
+    if simulated:
+        return await compare(experiment, open_fleet, recorder, say=say)
+    stop = asyncio.Event()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def interrupt() -> None:
+        if stop.is_set():
+            task.cancel()
+        stop.set()
+        say("interrupted: no new requests; what is in flight ends first (again to cut it off)")
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    flusher = loop.create_task(_flush_regularly(recorder))
+    try:
+        return await compare(experiment, open_fleet, recorder, stop=stop, say=say)
+    finally:
+        flusher.cancel()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _flush_regularly(recorder: Recorder) -> None:
+    while True:
+        await asyncio.sleep(FLUSH_INTERVAL_S)
+        recorder.flush()
+
+
+def _logged(directory: rundir.RunDir, say: Say) -> Say:
+    def both(line: str) -> None:
+        directory.log("progress", line=line)
+        say(line)
+
+    return both
+
+
+def _metadata(experiment: Experiment, scale: Scale, simulated: bool) -> dict[str, str]:
+    """Key-value metadata of the Parquet files: nothing that differs between equal simulations."""
+    meta = {
+        "experiment": experiment.name,
+        "seed": str(experiment.seed),
+        "clock": "virtual" if simulated else "monotonic",
+        "time_scale": repr(scale.time_scale),
+        "token_scale": repr(scale.token_scale),
+        "byte_scale": repr(scale.byte_scale),
+    }
+    return meta if simulated else meta | {"commit": host.commit()}
+
+
+def _summary(
+    experiment: Experiment, comparison: Comparison, scale: Scale, command: str, duration_s: float
+) -> RunSummary:
+    slo, link = experiment.slo, experiment.link
+    facts = next(iter(comparison.facts.values()), {})
+    backends = {
+        str(each["link_backend"]) for each in comparison.facts.values() if each.get("link_backend")
+    }
+    warnings = list(comparison.warnings)
+    verdict = _verdict(experiment, comparison, warnings)
+    return RunSummary(
+        name=experiment.name,
+        mode=experiment.mode,
+        configurations=tuple(comparison.configurations),
+        scale=summary.Scale(scale.time_scale, scale.token_scale, scale.byte_scale),
+        link=summary.LinkSummary(
+            backend=", ".join(sorted(backends)),
+            rate_gbps=scale.link_bps(link.rate_gbps * 1e9) * 1e-9,
+            paper_rate_gbps=link.rate_gbps,
+            rtt_s=scale.loop_s(link.rtt_ms / 1e3),
+            loss=None,
+        ),
+        slo=summary.SloSummary(ttft_s=slo.ttft_s, tokens_per_s=slo.tokens_per_s),
+        load_rate=comparison.common_rate,
+        seed=experiment.seed,
+        commit=host.commit(),
+        model=str(facts.get("model", "")),
+        workload=experiment.workload.kind,
+        host=host.facts(),
+        complete=not comparison.interrupted,
+        verdict=verdict,
+        warnings=tuple(warnings),
+        command=command,
+        duration_s=duration_s,
+        extra={"fleets": comparison.facts},
+    )
+
+
+def _verdict(experiment: Experiment, comparison: Comparison, warnings: list[str]) -> str:
+    """ "ok", or the first reason why the numbers are not to be trusted; all go to `warnings`."""
+    faults: list[str] = []
+    if comparison.interrupted:
+        faults.append("interrupted")
+    for each in comparison.configurations:
+        limit = experiment.emulate.overrun_limit
+        if each.paced_steps and each.pacing_overruns > limit * each.paced_steps:
+            faults.append(
+                f"pacing overruns in {each.name}: {each.pacing_overruns} of {each.paced_steps} "
+                f"paced steps took longer than modelled (limit {limit:.0%})"
+            )
+        wrong = sum(phase.counts.mismatched for phase in each.phases)
+        if wrong:
+            faults.append(f"{wrong} requests of {each.name} have tokens unlike the monolithic engine's")
+    warnings += faults
+    return faults[0] if faults else "ok"

@@ -1,0 +1,41 @@
+"""Pools: least-first choice with changing costs, and accounting that follows what is observed."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.view import LeastFirst, PrefillPool
+
+
+class Work:
+    def prefill_s(self, input_tokens: int, cached_tokens: int = 0) -> float:
+        return 1.0
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.booleans()), max_size=60),
+)
+def test_least_equals_a_scan(n: int, operations: list[tuple[int, int, bool]]) -> None:
+    order = LeastFirst()
+    for _ in range(n):
+        order.add()
+    costs, usable = [0.0] * n, [True] * n
+    for key, cost, use in operations:
+        key %= n
+        order.update(key, float(cost))
+        order.set_usable(key, use)
+        costs[key], usable[key] = float(cost), use
+        candidates = [(costs[i], i) for i in range(n) if usable[i]]
+        assert order.least() == (min(candidates)[1] if candidates else -1)
+
+
+def test_work_queues_up_and_an_empty_queue_forgets_wrong_predictions() -> None:
+    pool = PrefillPool("pd", Work())
+    key = pool.add("pd-0")
+    pool.assign(key, 10.0, 2.0)
+    pool.assign(key, 10.5, 2.0)
+    assert pool.wait_s(key, 11.0) == 3.0
+    pool.settle(key, 13.0, 1.0)
+    assert pool.wait_s(key, 13.0) == 2.0
+    pool.settle(key, 13.5, -1.5)
+    assert pool.wait_s(key, 13.5) == 0.0
