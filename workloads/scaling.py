@@ -40,9 +40,12 @@ class TokenScale:
             group = self.group(block_tokens)
             if group > 1:
                 ends = block_ids[group - 1 :: group]
-                whole = len(ends) * group == len(block_ids)
-                block_ids = ends if whole else (*ends, block_ids[-1])
-            block_tokens = block_tokens * group // self.token_scale
+                # A last, partial group has an id only if its blocks reach the prompt's end.
+                covered = len(block_ids) * block_tokens >= request.input_tokens
+                if covered and len(ends) * group < len(block_ids):
+                    ends = (*ends, block_ids[-1])
+                block_ids = ends
+            block_tokens = block_tokens * group // self.token_scale if block_ids else 0
         return replace(
             request,
             input_tokens=self.tokens(request.input_tokens),

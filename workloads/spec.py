@@ -141,8 +141,8 @@ def generate(
 
     It ends before `duration_s` (s) and after `count` requests, where given; a trace also ends with
     its rows. `request_rate` (requests/s) drives every process but "trace", whose times are the
-    rows' own and which takes none. A trace under another process keeps its rows and their order, and
-    arrives by the process. Raises InputError for arguments that do not go together.
+    rows' own and which takes none. A trace under another process keeps its rows in their order and
+    arrives by that process. Raises InputError for arguments that do not go together.
     """
     _check(workload, arrivals, request_rate, duration_s, count)
     streams = Streams.of(seed)

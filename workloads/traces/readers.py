@@ -14,8 +14,8 @@ from pathlib import Path
 
 from workloads.errors import InputError
 from workloads.request import Request
-from workloads.traces import azure, mooncake
-from workloads.traces.rows import Place, TraceError, lines
+from workloads.traces import azure, bailian, burstgpt, mooncake, parquet_form, sharegpt
+from workloads.traces.rows import DAMAGED, Place, TraceError, open_bytes
 
 #: Rows held for sorting (about 200 MB of Mooncake rows, 20 MB of Azure's).
 WINDOW = 65_536
@@ -25,21 +25,38 @@ Reader = Callable[[str], Iterator[tuple[Place, Request]]]
 FORMATS: dict[str, Reader] = {
     "mooncake": mooncake.read,
     "azure": azure.read,
+    "burstgpt": burstgpt.read,
+    "bailian": bailian.read,
+    "sharegpt": sharegpt.read,
+    "parquet": parquet_form.read,
 }
 
 
 def detect(path: str) -> str:
-    """The format's name, from the first line."""
-    first = next(iter(lines(path)), None)
-    if first is None:
+    """The format's name, from the first bytes."""
+    try:
+        with open_bytes(path) as stream:
+            head = stream.read(8192)
+    except DAMAGED as error:
+        raise TraceError(f"{path}: cannot be read: {error}") from None
+    text = head.decode("utf-8-sig", "replace").lstrip()
+    first, _, _ = text.partition("\n")
+    if not head:
         raise TraceError(f"{path}: is empty, needs at least one request")
-    _, line = first
-    if line.startswith("{") and '"input_length"' in line:
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if '"conversations"' in text or '"messages"' in text:
+        return "sharegpt"
+    if first.startswith("{") and '"chat_id"' in first:
+        return "bailian"
+    if first.startswith("{") and '"input_length"' in first:
         return "mooncake"
-    if line.startswith("TIMESTAMP,"):
+    if "ContextTokens" in first:
         return "azure"
+    if "Request tokens" in first:
+        return "burstgpt"
     raise TraceError(
-        f"{path}:1: no known trace format begins with {line[:40]!r}; "
+        f"{path}:1: no known trace format begins with {first[:40]!r}; "
         f"name one of {', '.join(FORMATS)}"
     )
 

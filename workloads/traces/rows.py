@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from typing import Any, BinaryIO, cast
 import zstandard
 
 from workloads.errors import InputError
+
+#: What reading text that is not UTF-8 or not whole raises.
+DAMAGED = (UnicodeDecodeError, EOFError, OSError, zlib.error, zstandard.ZstdError)
 
 
 class TraceError(InputError):
@@ -41,15 +45,20 @@ def open_bytes(path: str) -> BinaryIO:
     if path.endswith(".gz"):
         return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
     if path.endswith(".zst"):
-        return zstandard.ZstdDecompressor().stream_reader(raw, closefd=True)
+        return zstandard.ZstdDecompressor().stream_reader(
+            raw, read_across_frames=True, closefd=True
+        )
     return raw
+
+
+def open_text(path: str) -> io.TextIOWrapper:
+    """The decompressed text of a UTF-8 file, line ends as they are."""
+    return io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="\n")
 
 
 def lines(path: str) -> Iterator[tuple[Place, str]]:
     """Each line that is not blank, without its end (LF or CRLF)."""
-    place = Place(path, 0)
-    with open_bytes(path) as stream:
-        text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")
+    with open_text(path) as text:
         number = 0
         try:
             for number, line in enumerate(text, 1):
@@ -57,12 +66,8 @@ def lines(path: str) -> Iterator[tuple[Place, str]]:
                 stripped = line.rstrip("\r\n")
                 if stripped:
                     yield place, stripped
-        except UnicodeDecodeError as error:
-            raise Place(path, number + 1).error(f"is not UTF-8 text ({error.reason})") from None
-        except (EOFError, OSError, zstandard.ZstdError) as error:
-            raise Place(path, number + 1).error(
-                f"the compressed file is damaged: {error}"
-            ) from None
+        except DAMAGED as error:
+            raise Place(path, number + 1).error(f"cannot be read further: {error}") from None
 
 
 def json_rows(path: str) -> Iterator[tuple[Place, dict[str, Any]]]:
@@ -121,17 +126,25 @@ def number_field(place: Place, row: dict[str, Any], name: str) -> float:
 
 
 def block_ids_field(
-    place: Place, row: dict[str, Any], name: str, input_tokens: int, block_tokens: int
+    place: Place,
+    row: dict[str, Any],
+    name: str,
+    input_tokens: int,
+    block_tokens: int,
+    partial_optional: bool = False,
 ) -> tuple[int, ...]:
-    """One whole number a block of the prompt; their count must fit the prompt's length."""
+    """One whole number a block of the prompt; their count must fit the prompt's length. With
+    `partial_optional` a last block that is not full may have no id.
+    """
     value = row.get(name)
     if not isinstance(value, list) or not all(type(item) is int for item in value):
         raise place.error(f"{name}: found {_show(row, name)}, needs a list of whole numbers")
     needed = -(-input_tokens // block_tokens)
-    if len(value) != needed:
+    least = input_tokens // block_tokens if partial_optional else needed
+    if not least <= len(value) <= needed:
         raise place.error(
             f"{name}: found {len(value)} ids of {block_tokens}-token blocks for {input_tokens} "
-            f"input tokens, needs {needed}"
+            f"input tokens, needs {needed if least == needed else f'{least} or {needed}'}"
         )
     return tuple(value)
 
