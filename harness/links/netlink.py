@@ -1,8 +1,8 @@
 """Counters of a qdisc in another namespace, read over one kept netlink socket.
 
 A socket belongs for life to the namespace it was made in, so one thread enters the namespace, makes
-it and ends. A sample then costs tens of microseconds: a process for `tc -s` would cost milliseconds,
-and the monitor samples many times a second.
+it and ends. A sample then costs tens of microseconds, where a process for `tc -s` would cost
+milliseconds; the monitor samples many times a second.
 """
 
 from __future__ import annotations

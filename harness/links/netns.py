@@ -6,7 +6,8 @@ import asyncio
 from abc import abstractmethod
 from pathlib import Path
 
-from harness.links.base import Counters, ShapedLink
+from harness.links.base import ShapedLink
+from harness.links.counters import Counters
 from harness.links.netlink import QdiscReader, call_in_namespace
 from harness.links.shape import FRAME_BYTES, MTU_BYTES, LinkShape, Shape
 from harness.links.spec import LinkSpec

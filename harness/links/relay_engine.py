@@ -7,8 +7,9 @@ import contextlib
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from harness.links.shape import FRAME_BYTES, SEGMENT_PAYLOAD_BYTES, LinkShape, Shape
 from harness.links.timer import PreciseTimer, monotonic_s
@@ -104,8 +105,8 @@ class RelayEngine:
         shape = self._shape
         return int(max(shape.forward.rate_bps, shape.reverse.rate_bps) / 8 * shape.rtt_s)
 
-    def _spawn(self, coroutine: object) -> None:
-        task = self._loop.create_task(coroutine)  # type: ignore[arg-type]
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -45,8 +45,12 @@ class GilbertElliottLoss(_Strict):
     model: Literal["gilbert-elliott"]
     good_to_bad: float = Field(gt=0.0, le=1.0, description="probability per packet of turning bad")
     bad_to_good: float = Field(gt=0.0, le=1.0, description="probability per packet of turning good")
-    loss_bad: float = Field(1.0, ge=0.0, le=1.0, description="loss probability in the bad state")
-    loss_good: float = Field(0.0, ge=0.0, lt=1.0, description="loss probability in the good state")
+    loss_bad: float = Field(
+        default=1.0, ge=0.0, le=1.0, description="loss probability in the bad state"
+    )
+    loss_good: float = Field(
+        default=0.0, ge=0.0, lt=1.0, description="loss probability in the good state"
+    )
 
     def resolved(self) -> LossModel:
         return LossModel(self.loss_good, self.loss_bad, self.good_to_bad, self.bad_to_good)
@@ -58,18 +62,20 @@ Loss = Annotated[IndependentLoss | GilbertElliottLoss, Field(discriminator="mode
 class ReverseSpec(_Strict):
     """What differs on the way from decode back to prefill; unset fields are the same."""
 
-    rate_gbps: float | None = Field(None, gt=0.0, description="rate of the way back, Gbit/s")
+    rate_gbps: float | None = Field(
+        default=None, gt=0.0, description="rate of the way back, Gbit/s"
+    )
     delay_ms: float | None = Field(
-        None,
+        default=None,
         ge=0.0,
         description="one-way delay of the way back; the way there gets the rest of rtt_ms",
     )
-    jitter_ms: float | None = Field(None, ge=0.0, description="jitter of the way back, ms")
-    loss: Loss | None = Field(None, description="loss of the way back")
+    jitter_ms: float | None = Field(default=None, ge=0.0, description="jitter of the way back, ms")
+    loss: Loss | None = Field(default=None, description="loss of the way back")
     queue_ms: float | None = Field(
-        None, gt=0.0, description="queue of the way back, ms at its rate"
+        default=None, gt=0.0, description="queue of the way back, ms at its rate"
     )
-    queue_bytes: int | None = Field(None, gt=0, description="queue of the way back, bytes")
+    queue_bytes: int | None = Field(default=None, gt=0, description="queue of the way back, bytes")
 
 
 class Step(_Strict):
@@ -77,11 +83,15 @@ class Step(_Strict):
 
     at_s: float = Field(ge=0.0, description="seconds after the link came up")
     rate_gbps: float | None = Field(
-        None, gt=0.0, description="rate of the way there; the way back keeps its ratio to it"
+        default=None,
+        gt=0.0,
+        description="rate of the way there; the way back keeps its ratio to it",
     )
-    rtt_ms: float | None = Field(None, ge=0.0, description="round-trip time without queueing, ms")
-    loss: Loss | None = Field(None, description="loss, both directions")
-    down: bool | None = Field(None, description="true: an outage begins; false: it ends")
+    rtt_ms: float | None = Field(
+        default=None, ge=0.0, description="round-trip time without queueing, ms"
+    )
+    loss: Loss | None = Field(default=None, description="loss, both directions")
+    down: bool | None = Field(default=None, description="true: an outage begins; false: it ends")
 
 
 class Sine(_Strict):
@@ -91,7 +101,7 @@ class Sine(_Strict):
     amplitude: float = Field(gt=0.0, lt=1.0, description="swing as a share of rate_gbps")
     until_s: float = Field(gt=0.0, description="the last step is at or before this time")
     step_s: float | None = Field(
-        None, gt=0.0, description="time between steps; period/24 unless set"
+        default=None, gt=0.0, description="time between steps; period/24 unless set"
     )
 
     def steps(self, rate_gbps: float) -> list[Step]:
@@ -119,23 +129,35 @@ class LinkSpec(_Strict):
     0.956 of them at a 1500-byte MTU.
     """
 
-    preset: Preset | None = Field(None, description="named starting point: " + ", ".join(PRESETS))
-    rate_gbps: float = Field(100.0, gt=0.0, le=1000.0, description="rate of the way there, Gbit/s")
-    rtt_ms: float = Field(0.0, ge=0.0, le=10_000.0, description="round-trip time without queueing")
-    jitter_ms: float = Field(0.0, ge=0.0, description="uniform +- jitter of each direction's delay")
-    loss: Loss | None = Field(None, description="packet loss, each direction; none unless set")
+    preset: Preset | None = Field(
+        default=None, description="named starting point: " + ", ".join(PRESETS)
+    )
+    rate_gbps: float = Field(
+        default=100.0, gt=0.0, le=1000.0, description="rate of the way there, Gbit/s"
+    )
+    rtt_ms: float = Field(
+        default=0.0, ge=0.0, le=10_000.0, description="round-trip time without queueing"
+    )
+    jitter_ms: float = Field(
+        default=0.0, ge=0.0, description="uniform +- jitter of each direction's delay"
+    )
+    loss: Loss | None = Field(
+        default=None, description="packet loss, each direction; none unless set"
+    )
     queue_ms: float | None = Field(
-        None, gt=0.0, description="drop-tail queue, ms at the rate; max(rtt, 5 ms) unless set"
+        default=None,
+        gt=0.0,
+        description="drop-tail queue, ms at the rate; max(rtt, 5 ms) unless set",
     )
     queue_bytes: int | None = Field(
-        None, gt=0, description="the same in bytes; give one of the two"
+        default=None, gt=0, description="the same in bytes; give one of the two"
     )
-    reverse: ReverseSpec = Field(
-        default_factory=ReverseSpec, description="how the way back differs"
+    reverse: ReverseSpec = Field(default=ReverseSpec(), description="how the way back differs")
+    schedule: tuple[Step, ...] = Field(default=(), description="changes in time, in order of at_s")
+    sine: Sine | None = Field(default=None, description="a swinging rate, instead of a schedule")
+    backend: Backend = Field(
+        default="auto", description="auto takes the best that this host offers"
     )
-    schedule: tuple[Step, ...] = Field((), description="changes in time, in order of at_s")
-    sine: Sine | None = Field(None, description="a swinging rate, instead of a schedule")
-    backend: Backend = Field("auto", description="auto takes the best that this host offers")
 
     @model_validator(mode="before")
     @classmethod
@@ -242,14 +264,14 @@ class LinkSpec(_Strict):
         back_queue = (back.queue_ms, back.queue_bytes)
         if back_queue == (None, None):
             back_queue = (self.queue_ms, self.queue_bytes)
-        no_loss = LossModel()
+        back_loss = back.loss or loss
         return LinkShape(
             forward=Shape(
                 rate_bps=rate_gbps * 1e9,
                 delay_s=(rtt_ms - back_delay_ms) / 1e3,
                 jitter_s=self.jitter_ms / 1e3,
                 queue_bytes=_queue_bytes(rate_gbps, rtt_ms, self.queue_ms, self.queue_bytes),
-                loss=loss.resolved() if loss else no_loss,
+                loss=loss.resolved() if loss else LossModel(),
                 down=down,
             ),
             reverse=Shape(
@@ -257,7 +279,7 @@ class LinkSpec(_Strict):
                 delay_s=back_delay_ms / 1e3,
                 jitter_s=(self.jitter_ms if back.jitter_ms is None else back.jitter_ms) / 1e3,
                 queue_bytes=_queue_bytes(back_rate_gbps, rtt_ms, *back_queue),
-                loss=(back.loss or loss).resolved() if (back.loss or loss) else no_loss,
+                loss=back_loss.resolved() if back_loss else LossModel(),
                 down=down,
             ),
         )

@@ -1,9 +1,9 @@
 """Who owns which link on this host: one state file per link, written before anything is created.
 
 A link outlives its harness only as namespaces, interfaces and an emulator process that its state
-file names. A file whose owner is dead is stale, and the next run (or `prfaas link down`) removes what
-it names and nothing else: a namespace is touched only if a state file names it, its name carries that
-file's token, and its inode is the one that was recorded.
+file names. A file whose owner is dead is stale, and the next run (or `prfaas link down`) removes
+what it names and nothing else: a namespace is touched only if a state file names it, its name
+carries that file's token, and its inode is the one that was recorded.
 """
 
 from __future__ import annotations

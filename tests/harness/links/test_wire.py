@@ -1,0 +1,91 @@
+"""The emulator's arithmetic: rate, queue, delay and jitter on a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.links.shape import LossModel, LossProcess, Shape
+from harness.links.wire import Wire
+
+
+def test_departures_are_spaced_by_the_rate_and_shifted_by_the_delay() -> None:
+    wire: Wire[str] = Wire(Shape(rate_bps=8_000, delay_s=0.5), seed=1)
+    wire.offer(0.0, 1000, 1, "a")
+    wire.offer(0.0, 500, 1, "b")
+    assert [] == wire.take_due(1.499)
+    assert ["a"] == wire.take_due(1.5)
+    assert 2.0 == wire.next_s()
+    assert ["b"] == wire.take_due(2.0)
+    assert (1500, 2, 0) == (wire.sent_bytes, wire.sent_packets, wire.backlog_bytes)
+    assert wire.next_s() is None
+
+
+def test_a_late_wake_up_does_not_slow_the_link() -> None:
+    wire: Wire[int] = Wire(Shape(rate_bps=8_000), seed=1)
+    for index in range(4):
+        wire.offer(0.0, 1000, 1, index)
+    assert [0, 1, 2] == wire.take_due(3.9)
+    assert [3] == wire.take_due(4.0)
+
+
+def test_room_leaves_out_the_item_on_the_wire() -> None:
+    wire: Wire[int] = Wire(Shape(rate_bps=8_000, queue_bytes=2000), seed=1)
+    wire.offer(0.0, 1500, 1, 0)
+    assert 2000 == wire.room_bytes()
+    wire.offer(0.0, 1500, 1, 1)
+    assert 500 == wire.room_bytes()
+
+
+def test_a_rate_step_applies_to_what_is_already_queued() -> None:
+    wire: Wire[int] = Wire(Shape(rate_bps=8_000), seed=1)
+    wire.offer(0.0, 1000, 1, 0)
+    wire.offer(0.0, 1000, 1, 1)
+    wire.reshape(0.5, Shape(rate_bps=16_000))
+    assert [0] == wire.take_due(0.75)
+    assert [1] == wire.take_due(1.25)
+
+
+@given(
+    sizes=st.lists(st.integers(64, 9000), min_size=1, max_size=60),
+    jitter_ms=st.integers(0, 9),
+    gaps_us=st.lists(st.integers(0, 3000), min_size=60, max_size=60),
+)
+def test_order_rate_and_bytes_hold_for_any_traffic(
+    sizes: list[int], jitter_ms: int, gaps_us: list[int]
+) -> None:
+    shape = Shape(rate_bps=8e6, delay_s=0.01, jitter_s=jitter_ms / 1e3)
+    wire: Wire[int] = Wire(shape, seed=3)
+    now_s, arrivals = 0.0, []
+    for index, size in enumerate(sizes):
+        now_s += gaps_us[index] / 1e6
+        wire.offer(now_s, size, 1, index)
+        arrivals.append(now_s)
+    seen: list[int] = []
+    while (due_s := wire.next_s()) is not None:
+        due = wire.take_due(max(due_s, now_s))
+        now_s = max(due_s, now_s)
+        for item in due:
+            # Never earlier than its own serialisation and least delay allow.
+            assert now_s >= arrivals[item] + sizes[item] * 8 / 8e6 + 0.01 - jitter_ms / 1e3 - 1e-9
+        seen += due
+    assert list(range(len(sizes))) == seen
+    assert sum(sizes) == wire.sent_bytes
+    assert 0 == wire.backlog_bytes
+
+
+def test_loss_processes_have_the_stated_mean() -> None:
+    independent = LossProcess(LossModel(loss_good=0.01), seed=5)
+    assert 0.01 == pytest.approx(len(independent.lost(100_000)) / 100_000, rel=0.15)
+    bursty = LossModel(loss_bad=0.5, good_to_bad=0.01, bad_to_good=0.24)
+    assert 0.02 == pytest.approx(bursty.mean)
+    lost = LossProcess(bursty, seed=5).lost(200_000)
+    assert 0.02 == pytest.approx(len(lost) / 200_000, rel=0.15)
+    following = sum(later - earlier == 1 for earlier, later in zip(lost, lost[1:], strict=False))
+    # Inside a burst the next packet is lost with 0.76 x 0.5 = 0.38, alone with 0.02.
+    assert following / len(lost) > 0.3
+
+
+def test_no_loss_draws_nothing() -> None:
+    assert [] == LossProcess(LossModel(), seed=1).lost(1000)
