@@ -1,0 +1,87 @@
+"""Runs a scheduler's step on the model. Touches storage only; all accounting is the scheduler's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.model.batch import ForwardBatch, Piece
+from engine.sampling import sample
+from engine.scheduler import Item, Step
+
+if TYPE_CHECKING:
+    from engine.cache.storage import CacheStorage
+    from engine.model.model import Model
+
+
+class Runner:
+    """`forward_tokens` bounds one forward pass (and so its working memory); longer items are cut
+    into passes at multiples of the page. May be called from any one thread at a time.
+    """
+
+    def __init__(self, model: Model, storage: CacheStorage, forward_tokens: int = 8192) -> None:
+        self.model = model
+        self.storage = storage
+        page = storage.layout.page_tokens
+        self._pass_tokens = max(page, forward_tokens // page * page)
+
+    @torch.inference_mode()
+    def execute(self, step: Step, on_layer: Callable[[int], None] | None = None) -> list[int]:
+        """Compute all items; returns the sampled tokens of those that sample, in order.
+
+        `on_layer(i)` is called when the last pass has written layer i's cache of every item that
+        ends a prompt.
+        """
+        starts = [item.start for item in step.items]
+        results: dict[int, int] = {}
+        while True:
+            pieces: list[Piece] = []
+            chosen: list[int] = []
+            budget = self._pass_tokens
+            for index, item in enumerate(step.items):
+                start = starts[index]
+                if start == item.stop or budget <= 0:
+                    continue
+                stop = min(item.stop, start + budget)
+                if stop < item.stop:
+                    stop -= stop % self.storage.layout.page_tokens
+                    if stop <= start:
+                        continue
+                pieces.append(_piece(item, start, stop))
+                chosen.append(index)
+                starts[index] = stop
+                budget -= stop - start
+            if not pieces:
+                return [results[i] for i, item in enumerate(step.items) if item.samples]
+            last = all(start == item.stop for start, item in zip(starts, step.items, strict=True))
+            batch = ForwardBatch.build(pieces, self.storage.layout.page_tokens, self.storage.device)
+            logits = self.model.forward(batch, self.storage, on_layer if last else None)
+            rows = [
+                row
+                for row, index in enumerate(chosen)
+                if starts[index] == step.items[index].stop and step.items[index].samples
+            ]
+            if rows:
+                sequences = [step.items[chosen[row]].sequence for row in rows]
+                tokens = sample(
+                    logits[rows],
+                    [sequence.sampling for sequence in sequences],
+                    [len(sequence.tokens) for sequence in sequences],
+                )
+                results.update(zip([chosen[row] for row in rows], tokens, strict=True))
+
+
+def _piece(item: Item, start: int, stop: int) -> Piece:
+    lease = item.sequence.lease
+    assert lease is not None
+    fresh = start == item.start
+    return Piece(
+        tokens=item.sequence.tokens[start:stop],
+        start=start,
+        slot=lease.slot,
+        pages=lease.pages,
+        source_slot=item.source_slot if fresh and item.source_slot >= 0 else None,
+        checkpoints=tuple(c for c in item.checkpoints if start < c[0] <= stop),
+    )

@@ -1,0 +1,98 @@
+"""Pacing: curves, the cached-token rule, the absolute timeline and its overruns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from engine.pacing import (
+    Curve,
+    InputError,
+    Pacing,
+    Quadratic,
+    Timeline,
+    layer_due_s,
+    sleep_until,
+)
+
+SPEC = {
+    "prefill": {"quadratic_s": [0.383401, 4.254469e-5, 8.793075e-11]},
+    "decode": {"step_s": [[1, 0.02], [20, 0.03]], "max_batch": 20, "phases": 4},
+}
+
+
+def test_reads_a_profile():
+    pacing = Pacing.from_json(SPEC)
+    assert pacing.prefill_s(32_000) == pytest.approx(1.8349, abs=1e-4)
+    # T(l) - T(c) + T(0): the fixed part is paid whatever is cached.
+    assert pacing.prefill_s(32_000, 32_000) == pytest.approx(0.383401)
+    assert pacing.decode_step_s(1) == 0.02
+    assert pacing.decode_step_s(10) == pytest.approx(0.02 + 9 / 19 * 0.01)
+    assert (pacing.max_batch, pacing.phases) == (20, 4)
+
+
+def test_curves_go_on_beyond_their_ends():
+    curve = Curve(((10.0, 1.0), (20.0, 2.0), (40.0, 3.0)))
+    assert [curve(x) for x in (0, 10, 15, 20, 30, 60)] == [0.0, 1.0, 1.5, 2.0, 2.5, 4.0]
+    assert Curve(((1.0, 0.5),))(99) == 0.5
+    assert Quadratic(1, 2, 3)(2) == 17
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prefil": {}}, "pacing: unknown key 'prefil'"),
+        ({"prefill": {}}, "pacing.prefill: needs quadratic_s or points"),
+        ({"prefill": {"quadratic_s": [1, 2]}}, "three numbers would do"),
+        ({"prefill": {"points": [[5, 1], [5, 2]]}}, "must ascend"),
+        ({"decode": {"step_s": 1}}, "pacing.decode: max_batch is missing"),
+        ({"decode": {"step_s": "x", "max_batch": 1}}, "'x' is not a number"),
+        ({"decode": {"step_s": 1, "max_batch": 0}}, "a whole number >= 1 would do"),
+    ],
+)
+def test_refuses_what_it_does_not_understand(change, message):
+    with pytest.raises(InputError, match=message):
+        Pacing.from_json({**SPEC, **change})
+
+
+def test_reads_a_file_and_names_it_in_errors(tmp_path):
+    path = tmp_path / "pace.json"
+    path.write_text(json.dumps(SPEC))
+    assert Pacing.read(path) == Pacing.from_json(SPEC)
+    path.write_text("{")
+    with pytest.raises(InputError, match=r"pace\.json"):
+        Pacing.read(path)
+
+
+def test_queued_jobs_chain_on_the_modelled_ends():
+    line = Timeline()
+    start = line.begin(100.0, queued=False)
+    assert line.end(start, 1.0, computed_s=100.2) == (101.0, 0.0)
+    # The loop woke 3 ms late, but the next job was queued: it starts where the last one ended.
+    start = line.begin(101.003, queued=True)
+    assert (start, line.end(start, 1.0, 101.5)) == (101.0, (102.0, 0.0))
+    assert line.begin(105.0, queued=False) == 105.0
+
+
+def test_late_computing_is_an_overrun_and_does_not_move_the_timeline():
+    line = Timeline()
+    end, ratio = line.end(line.begin(10.0, False), 1.0, computed_s=11.5)
+    assert (end, ratio) == (11.0, 1.5)
+    start = line.begin(11.5, queued=True)
+    end, ratio = line.end(start, 1.0, computed_s=12.015)
+    assert (start, end, ratio) == (11.0, 12.0, 0.0)
+    assert (line.overruns.jobs, line.overruns.count, line.overruns.worst) == (2, 1, 1.5)
+
+
+def test_layers_become_available_evenly():
+    assert [layer_due_s(10.0, 2.0, layer, 4) for layer in range(4)] == [10.5, 11.0, 11.5, 12.0]
+
+
+async def test_sleep_never_wakes_early():
+    loop = asyncio.get_running_loop()
+    for delay_s in (0.0004, 0.0011, 0.0026):
+        when_s = loop.time() + delay_s
+        await sleep_until(when_s)
+        assert loop.time() >= when_s
