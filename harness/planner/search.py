@@ -13,6 +13,7 @@ from harness.planner.model import (
     Split,
     Stage,
     assemble,
+    capacity,
     local_stage,
     remote_stage,
 )
@@ -142,6 +143,23 @@ def search(
         raise ValueError("needs at least two local instances, or one and a remote one")
     best = max(found, key=lambda row: row[:2])[2]
     return best, tuple(points)
+
+
+def best_split(
+    deployment: Deployment, shape: Shape, n_prfaas: int, n_local: int, reading: Reading
+) -> Split:
+    """The split of `n_local` local instances that sustains most, for a shape without threshold."""
+    splits = [
+        Split(n_prfaas, n_prefill, n_local - n_prefill)
+        for n_prefill in range(0 if n_prfaas else 1, n_local)
+    ]
+    if not splits:
+        raise ValueError("needs at least two local instances, or one and a remote one")
+
+    def rate(split: Split) -> float:
+        return capacity(deployment, shape, split, None, reading).requests_per_s
+
+    return max(splits, key=rate)
 
 
 def _at(deployment: Deployment, split: Split, threshold: float, reading: Reading) -> Capacity:
