@@ -1,1 +1,1 @@
-"""What was measured: schemas, recorder, metric definitions, summary, comparison, history, report."""
+"""What was measured: schemas, recorder, metrics, summary, comparison, history, report."""

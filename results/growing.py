@@ -19,41 +19,8 @@ import pyarrow.parquet as pq
 MAGIC = b"PAR1"
 _TAIL = 8  # footer length (4 bytes, little endian) and magic
 
-
-class _Appending:
-    """What Arrow needs of a file: its `tell` is the place in the real file, so the offsets that a
-    row group's own writer notes are those of the whole. `close` leaves the file open.
-    """
-
-    def __init__(self, file: io.FileIO) -> None:
-        self._file = file
-        self.closed = False
-
-    def write(self, data: bytes) -> int:
-        # A raw write may be short; Arrow takes the count as all.
-        view = memoryview(data)
-        done = 0
-        while done < len(view):
-            done += self._file.write(view[done:]) or 0
-        return done
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed = True
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
+#: A row group and its footer never take more than this and twice the table's size in memory.
+_SLACK_BYTES = 1 << 20
 
 
 def _delta_encoded(schema: pa.Schema) -> dict[str, str]:
@@ -84,61 +51,62 @@ class GrowingParquet:
     """Appends row groups of `schema` to a new file at `path`. Raises OSError."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
         self.schema = schema
         self._encodings = _delta_encoded(schema)
         self._dictionaries = _dictionaries(schema)
-        self._metadata: pq.FileMetaData | None = None
-        self.rows = 0
-        self._file = io.FileIO(path, "x")
-        self._append(schema.empty_table(), schema)
+        path.open("xb").close()
+        self._metadata: pq.FileMetaData = self._write(schema.empty_table(), schema)
+        self._open = True
 
     def append(self, table: pa.Table) -> None:
         """One row group, readable on return by any process on this machine."""
         if table.num_rows:
-            self._append(table, self.schema)
-            self.rows += table.num_rows
+            self._metadata.append_row_groups(self._write(table, self.schema))
+            self._write_footer()
 
     def close(self, extra: dict[str, str] | None = None) -> None:
         """Write the last footer, with `extra` added to the key-value metadata. Idempotent."""
-        if self._file.closed:
-            return
-        if extra:
+        if self._open and extra:
             schema = self.schema.with_metadata({**(self.schema.metadata or {}), **extra})
-            older, self._metadata = self._metadata, None
-            self._append(schema.empty_table(), schema, older)
-        os.fsync(self._file.fileno())
-        self._file.close()
+            last = self._write(schema.empty_table(), schema)
+            last.append_row_groups(self._metadata)
+            self._metadata = last
+            self._write_footer()
+        self._open = False
 
-    def _append(
-        self, table: pa.Table, schema: pa.Schema, older: pq.FileMetaData | None = None
-    ) -> None:
-        writer = pq.ParquetWriter(
-            pa.PythonFile(_Appending(self._file), mode="w"),
-            schema,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=self._dictionaries,
-            column_encoding=self._encodings,
-            write_statistics=[name for name in schema.names if name.endswith(("_us", "id"))],
-            data_page_size=1 << 20,
-            version="2.6",
-        )
-        if table.num_rows:
-            writer.write_table(table, row_group_size=table.num_rows)
-        writer.close()
-        written = writer.writer.metadata
-        if older is not None:
-            written.append_row_groups(older)
-        if self._metadata is None:
-            self._metadata = written
-            # The writer's own footer is that of the whole, unless older groups were added.
-            if older is None:
-                return
-        else:
-            self._metadata.append_row_groups(written)
+    def _write(self, table: pa.Table, schema: pa.Schema) -> pq.FileMetaData:
+        """Append `table` as a Parquet file of its own, whose offsets hold in the whole file.
+
+        A writer insists on starting at 0 and trusts the sink's position for its offsets. So it
+        starts there, where it writes the magic that is there already, and is then moved to the end.
+        """
+        end = self.path.stat().st_size
+        os.truncate(self.path, end + _SLACK_BYTES + 2 * table.nbytes)
+        with pa.memory_map(str(self.path), "r+") as sink:
+            writer = pq.ParquetWriter(
+                sink,
+                schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=self._dictionaries,
+                column_encoding=self._encodings,
+                write_statistics=[name for name in schema.names if name.endswith(("_us", "id"))],
+                version="2.6",
+            )
+            sink.seek(max(end, len(MAGIC)))
+            if table.num_rows:
+                writer.write_table(table, row_group_size=table.num_rows)
+            writer.close()
+            end = sink.tell()
+        os.truncate(self.path, end)
+        return writer.writer.metadata
+
+    def _write_footer(self) -> None:
         footer = io.BytesIO()
         self._metadata.write_metadata_file(footer)
-        _Appending(self._file).write(footer.getvalue()[len(MAGIC) :])
+        with self.path.open("ab") as file:
+            file.write(footer.getvalue()[len(MAGIC) :])
 
 
 def sound_length(path: Path) -> int:

@@ -1,8 +1,8 @@
 """The measured life of one request, filled in as the request moves, written once when it ends.
 
-All `_s` fields are seconds of the run's loop clock since the start of the measured phase (virtual in
-`simulate`, monotonic in `emulate` and `live`). What the figures made from them mean is defined in
-`results.metrics`, and only there.
+All `_s` fields are seconds of the run's loop clock since the start of the measured phase (virtual
+in `simulate`, monotonic in `emulate` and `live`). What the figures made from them mean is defined
+in `results.metrics`, and only there.
 """
 
 from __future__ import annotations

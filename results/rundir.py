@@ -1,0 +1,222 @@
+"""Run directories: `runs/<name>-<utc>/`, made whole or not at all, marked when complete.
+
+Files: run.json (identity), experiment.toml as resolved, requests/tokens/links/instances/decisions
+.parquet, summary.json, report.html, log.jsonl, and an empty `complete`, written last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+MARKER = "complete"
+IDENTITY = "run.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+class RunDirError(ValueError):
+    """A run directory cannot be made or is not one. Says what would do."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """run.json: who made the run and when. `clock` is virtual or monotonic."""
+
+    name: str
+    mode: str = ""
+    created_utc: str = ""
+    seed: int | None = None
+    commit: str = ""
+    clock: str = ""
+    command: str = ""
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+class RunDir:
+    """One run directory. Files are replaced whole, so a reader never sees half of one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._log: IO[str] | None = None
+
+    @property
+    def complete(self) -> bool:
+        return (self.path / MARKER).exists()
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write file `name` atomically. Returns its path."""
+        return self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, data: bytes) -> Path:
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+        return target
+
+    def log(self, event: str, time_s: float | None = None, **fields: Any) -> None:
+        """One line in log.jsonl; `time_s` is of the run's loop clock."""
+        if self._log is None:
+            self._log = (self.path / "log.jsonl").open("a", buffering=1)
+        line = {"event": event} | ({} if time_s is None else {"time_s": time_s}) | fields
+        self._log.write(json.dumps(line, default=str) + "\n")
+
+    def close(self, complete: bool) -> None:
+        """Close the log; write the marker when the run is whole. Idempotent."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        if complete:
+            (self.path / MARKER).touch()
+
+    def identity(self) -> Identity:
+        """What run.json says. Raises RunDirError."""
+        path = self.path / IDENTITY
+        try:
+            data = json.loads(path.read_text())
+            known = {name: data[name] for name in Identity.__slots__ if name in data}
+            return Identity(**known)
+        except OSError as error:
+            raise RunDirError(f"{self.path}: not a run directory (no {IDENTITY})") from error
+        except (ValueError, TypeError) as error:
+            raise RunDirError(f"{path}: not readable: {error}") from error
+
+
+def create(
+    root: Path,
+    identity: Identity,
+    experiment_toml: str,
+    now: datetime | None = None,
+) -> RunDir:
+    """A new directory under `root`, with identity and experiment in it from the first moment.
+
+    Two runs of one second get different names. Raises RunDirError.
+    """
+    if not _NAME.fullmatch(identity.name):
+        raise RunDirError(
+            f"run name {identity.name!r}: use letters, digits, and . _ + - only, no leading dot"
+        )
+    moment = (now or datetime.now(UTC)).astimezone(UTC)
+    stamp = moment.strftime("%Y%m%dT%H%M%SZ")
+    made = Identity(**(asdict(identity) | {"created_utc": identity.created_utc or stamp}))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        staging = root / f".{identity.name}-{stamp}.{os.getpid()}"
+        staging.mkdir()
+        staged = RunDir(staging)
+        staged.write_text(IDENTITY, json.dumps(asdict(made), indent=2) + "\n")
+        staged.write_text("experiment.toml", experiment_toml)
+        for attempt in range(1, 1000):
+            suffix = "" if attempt == 1 else f"-{attempt}"
+            target = root / f"{identity.name}-{stamp}{suffix}"
+            try:
+                # Renaming onto a directory that is not empty fails, so no run is ever overwritten.
+                staging.rename(target)
+            except OSError:
+                if not target.exists():
+                    raise
+            else:
+                return RunDir(target)
+    except OSError as error:
+        raise RunDirError(f"{root}: cannot make a run directory: {error.strerror}") from error
+    raise RunDirError(f"{root}: a thousand runs of {identity.name} in one second")
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """One line of `prfaas runs list`."""
+
+    path: Path
+    identity: Identity
+    complete: bool
+    size_bytes: int
+
+
+def is_run(path: Path) -> bool:
+    return (path / IDENTITY).is_file()
+
+
+def list_runs(root: Path) -> list[RunInfo]:
+    """The runs directly under `root`, oldest first. A missing root has none."""
+    found = []
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        if path.is_dir() and not path.name.startswith(".") and is_run(path):
+            run = RunDir(path)
+            size = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+            found.append(RunInfo(path, run.identity(), run.complete, size))
+    return sorted(found, key=lambda info: (info.identity.created_utc, info.path.name))
+
+
+def choose_for_pruning(
+    runs: list[RunInfo],
+    *,
+    keep: int | None = None,
+    before: datetime | None = None,
+    incomplete: bool = False,
+) -> list[RunInfo]:
+    """Those of `runs` that any given rule drops: all but the newest `keep` of each name, those made
+    before a time, those not complete. Without a rule none.
+    """
+    dropped: dict[Path, RunInfo] = {}
+    if keep is not None:
+        by_name: dict[str, list[RunInfo]] = {}
+        for info in runs:
+            by_name.setdefault(info.identity.name, []).append(info)
+        for same in by_name.values():
+            for info in same[: max(0, len(same) - keep)]:
+                dropped[info.path] = info
+    for info in runs:
+        made = created(info)
+        if (incomplete and not info.complete) or (before and made and made < before):
+            dropped[info.path] = info
+    return [info for info in runs if info.path in dropped]
+
+
+def created(info: RunInfo) -> datetime | None:
+    """When the run was made; None when its identity does not say."""
+    try:
+        return datetime.strptime(info.identity.created_utc, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def remove(info: RunInfo) -> None:
+    """Delete a run directory; only ever one that carries a run's identity."""
+    if not is_run(info.path):
+        raise RunDirError(f"{info.path}: not a run directory; nothing removed")
+    shutil.rmtree(info.path)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of nested tables and arrays of tables, as in a TOML file."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(e, Mapping) for e in value):
+            for at, each in enumerate(value):
+                name = each.get("name", at)
+                yield from flatten(each, f"{prefix}{key}[{name}].")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def diff(
+    left: Mapping[str, Any], right: Mapping[str, Any]
+) -> list[tuple[str, Any | None, Any | None]]:
+    """(key, left value, right value) where two resolved experiments differ; None is absent."""
+    a, b = dict(flatten(left)), dict(flatten(right))
+    keys = list(dict.fromkeys([*a, *b]))
+    return [(key, a.get(key), b.get(key)) for key in keys if a.get(key) != b.get(key)]
