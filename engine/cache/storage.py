@@ -39,7 +39,7 @@ class CacheStorage:
         elif isinstance(buffer, Tensor):
             flat = buffer
         else:
-            flat = torch.frombuffer(buffer, dtype=torch.uint8)  # type: ignore[call-overload]
+            flat = torch.frombuffer(buffer, dtype=torch.uint8)
         if flat.numel() < layout.nbytes:
             raise ValueError(f"buffer has {flat.numel()} bytes, layout needs {layout.nbytes}")
         self.buffer = flat[: layout.nbytes]

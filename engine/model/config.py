@@ -261,7 +261,7 @@ _KIMI_48B = ModelConfig(
 
 
 def _variant(base: ModelConfig, **changes: object) -> ModelConfig:
-    return ModelConfig(**{**asdict(base), **changes})  # type: ignore[arg-type]
+    return ModelConfig(**{**asdict(base), **changes})
 
 
 SHAPES: dict[str, ModelConfig] = {
