@@ -13,18 +13,14 @@ from dataclasses import dataclass, field, replace
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.base import Fleet, OpenFleet
 from harness.measure import PhaseData, capacity_of, run_phase, summarise_phase
-from harness.phases import CAPACITY, UNLOADED, Phase, plan_phases
+from harness.phases import UNLOADED, Phase, plan_phases
 from harness.planner import Deployment
+from harness.planner.experiment import deployment_of
 from harness.policies import Decision
 from harness.policies.catalog import make_policy
-from harness.prediction import (
-    Prediction,
-    deployment_of,
-    predict,
-    predict_phase,
-    reference_capacity,
-)
+from harness.prediction import Prediction, predict, predict_phase, reference_capacity
 from harness.router import Router
+from harness.topology import PRFAAS
 from harness.view import View
 from results.recorder import Recorder
 from results.records import RequestRecord
@@ -63,7 +59,15 @@ async def compare(
         if stop is not None and stop.is_set():
             break
         summary = await _configuration(
-            experiment, configuration, deployment, reference, open_fleet, recorder, stop, say, result
+            experiment,
+            configuration,
+            deployment,
+            reference,
+            open_fleet,
+            recorder,
+            stop,
+            say,
+            result,
         )
         if configuration.policy == "homogeneous" and baseline is None:
             baseline = summary.capacity
@@ -84,7 +88,7 @@ async def _configuration(
     say: Say,
     result: Comparison,
 ) -> ConfigurationSummary:
-    prediction = predict(experiment, configuration, deployment)
+    prediction = predict(configuration, deployment)
     planned = prediction.capacity.requests_per_s
     phases = plan_phases(experiment.measure, planned, reference)
     result.common_rate = phases[1].request_rate
@@ -159,7 +163,7 @@ class _Run:
             (
                 link.signals.rate_bps
                 for (source, _), link in self._fleet.links.items()
-                if source == "prfaas"
+                if source == PRFAAS
             ),
             0.0,
         )
@@ -171,9 +175,9 @@ class _Run:
         return self._summary(data)
 
     async def highest_rate(self, planned: float, tolerance: float = 0.01) -> float | None:
-        """The highest offered rate (req/s) at which TTFT P90 and TPOT P90 keep the SLO, by bisection
-        to `tolerance` of the planned capacity; None when not even the lowest keeps it. The requests
-        of the search are not recorded.
+        """The highest offered rate (req/s) at which TTFT P90 and TPOT P90 keep the SLO, by
+        bisection to `tolerance` of the planned capacity; None when not even the lowest keeps it.
+        The requests of the search are not recorded.
         """
         measure = self._experiment.measure
         slo = self._experiment.slo
@@ -200,9 +204,7 @@ class _Run:
                 return best
             rate = (low + high) / 2
 
-    async def _measure(
-        self, phase: Phase, on_record: Callable[[RequestRecord], None]
-    ) -> PhaseData:
+    async def _measure(self, phase: Phase, on_record: Callable[[RequestRecord], None]) -> PhaseData:
         self._origin_s = asyncio.get_running_loop().time()
         return await run_phase(
             self._experiment, phase, self._fleet, self._router, on_record, self._stop
@@ -272,9 +274,7 @@ class _Run:
             before_s, before = at_s, sent
 
 
-def _with_ratio(
-    summary: ConfigurationSummary, baseline: Measured | None
-) -> ConfigurationSummary:
+def _with_ratio(summary: ConfigurationSummary, baseline: Measured | None) -> ConfigurationSummary:
     capacity = summary.capacity
     if baseline is None or not baseline.paper or capacity.paper is None:
         return summary
@@ -285,6 +285,3 @@ def _with_ratio(
         else None
     )
     return replace(summary, capacity_ratio=Measured(ratio, ratio, predicted, n=1))
-
-
-__all__ = ["CAPACITY", "Comparison", "compare"]

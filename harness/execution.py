@@ -1,4 +1,4 @@
-"""Runs an experiment in a mode: the clock, the fleet, the run directory, and the summary of it all."""
+"""Runs an experiment in its mode: clock, fleets, run directory and summary."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _summary(
         name=experiment.name,
         mode=experiment.mode,
         configurations=tuple(comparison.configurations),
-        scale=summary.Scale(scale.time_scale, scale.token_scale, scale.byte_scale),
+        scale=scale.recorded(),
         link=summary.LinkSummary(
             backend=", ".join(sorted(backends)),
             rate_gbps=scale.link_bps(link.rate_gbps * 1e9) * 1e-9,
@@ -204,6 +204,8 @@ def _verdict(experiment: Experiment, comparison: Comparison, warnings: list[str]
             )
         wrong = sum(phase.counts.mismatched for phase in each.phases)
         if wrong:
-            faults.append(f"{wrong} requests of {each.name} have tokens unlike the monolithic engine's")
+            faults.append(
+                f"{wrong} requests of {each.name} have tokens unlike the monolithic engine's"
+            )
     warnings += faults
     return faults[0] if faults else "ok"

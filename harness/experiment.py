@@ -1,7 +1,7 @@
 """The experiment: one TOML file that every mode runs, validated before anything starts.
 
-All values are in the units of the modelled system. Unknown keys and impossible values are refused with the
-file, the field, what was found and what would do.
+All values are in the units of the modelled system. Unknown keys and impossible values are refused
+with the file, the field, what was found and what would do.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class MeasureSpec(_Section):
         (), description="further phases at these shares of each configuration's own capacity"
     )
     unloaded: bool = Field(False, description="also measure TTFT of requests that meet no queue")
-    slo_search: bool = Field(False, description="also search the highest rate at which the SLO holds")
+    slo_search: bool = Field(
+        False, description="also search the highest rate at which the SLO holds"
+    )
     drain_s: float = Field(600, gt=0, description="bound on the drain of a phase")
     sample_s: float = Field(1.0, gt=0, description="interval of link and instance samples")
 

@@ -7,7 +7,7 @@ counted, a window that leaves warm-up and drain out. Times of records are the lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,18 +19,11 @@ from harness.ports import Link
 from harness.replay import ReplayCounts, replay
 from harness.router import Router
 from harness.scale import Scale
+from harness.topology import PRFAAS
 from results import metrics
 from results.records import RequestRecord
-from results.summary import (
-    NONE,
-    Counts,
-    Egress,
-    Latency,
-    Measured,
-    PhaseSummary,
-    Split,
-    Window,
-)
+from results.summarise import LinkUse, phase_summary
+from results.summary import NONE, Measured, PhaseSummary
 from workloads.request import Request
 from workloads.spec import ArrivalSpec, generate
 
@@ -84,7 +77,7 @@ async def run_phase(
         data.records.append(record)
         on_record(record)
 
-    egress = [link for (source, _), link in fleet.links.items() if source == "prfaas"]
+    egress = [link for (source, _), link in fleet.links.items() if source == PRFAAS]
     sampler = loop.create_task(
         _sample_egress(data, egress, origin_s, scale.loop_s(experiment.measure.sample_s))
     )
@@ -119,165 +112,56 @@ async def _sample_egress(
         await asyncio.sleep(max(0.0, origin_s + n * interval_s - loop.time()))
 
 
-@dataclass(frozen=True, slots=True)
-class PhasePrediction:
-    """What the throughput model says of a phase, in modelled units; None is not predicted."""
-
-    throughput: float | None = None
-    ttft_mean_s: float | None = None
-    ttft_p50_s: float | None = None
-    ttft_p90_s: float | None = None
-    ttft_p99_s: float | None = None
-    tpot_s: float | None = None
-    egress_gbps: float | None = None
-    offloaded_share: float | None = None
-
-
 def summarise_phase(
     data: PhaseData,
     experiment: Experiment,
     scale: Scale,
     link_bps: float,
-    predicted: PhasePrediction,
+    predicted: Mapping[str, float],
 ) -> PhaseSummary:
-    """The figures of a phase. Counts are over all its requests, the rest over its window:
-    latencies of requests scheduled in it, throughput and egress of what happened in it.
-    `link_bps` is the rate of the link as it ran.
+    """The figures of a phase. Counts and rates are over all its requests; latencies, goodput and
+    the offloaded share over those scheduled in its window; throughput and egress over what happened
+    in it. `link_bps` is the rate of the link as it ran.
     """
     phase = data.phase
-    everything = metrics.from_records(data.records, remote=("prfaas",))
-    start_s, end_s = scale.loop_s(phase.warmup_s), scale.loop_s(phase.duration_s)
-    inside = everything.where(
-        (everything.scheduled_s >= start_s) & (everything.scheduled_s <= end_s)
-    )
+    everything = metrics.from_records(data.records, remote=(PRFAAS,))
+    window_s = (scale.loop_s(phase.warmup_s), scale.loop_s(phase.duration_s))
+    scheduled_s = everything.scheduled_s
+    inside = everything.where((scheduled_s >= window_s[0]) & (scheduled_s <= window_s[1]))
     slo = experiment.slo
     slack = 1 + slo.tolerance
-    limits = metrics.Slo(
-        ttft_s=scale.loop_s(slo.ttft_s) * slack,
-        tpot_s=scale.loop_s(scale.token_scale / slo.tokens_per_s) * slack,
-    )
-    split = {
-        f"{name}_s": _paper_s(metrics.mean(samples), scale)
-        for name, samples in metrics.ttft_split_s(inside).items()
-    }
-    throughput = metrics.throughput(metrics.completions_s(everything), start_s, end_s)
-    tpot = metrics.tpot_s(inside)
-    lateness = metrics.lateness_s(everything)
-    return PhaseSummary(
-        name=phase.name,
-        counts=count(everything),
-        offered_rate=_rate(metrics.offered_rate(everything), scale, phase.request_rate),
-        admitted_rate=_rate(metrics.admitted_rate(everything), scale),
-        achieved_rate=_rate(metrics.achieved_rate(everything), scale),
-        throughput=_rate(throughput, scale, predicted.throughput),
-        goodput=_plain(metrics.goodput(inside, limits)),
-        ttft=_latency(
-            metrics.ttft_s(inside),
-            scale.time_scale,
-            (
-                predicted.ttft_mean_s,
-                predicted.ttft_p50_s,
-                predicted.ttft_p90_s,
-                predicted.ttft_p99_s,
+    link = None
+    if data.egress_times_s and link_bps:
+        sent_bytes = np.array(data.egress_bytes, dtype=np.float64)
+        link = LinkUse(np.array(data.egress_times_s), sent_bytes, link_bps * 1e-9)
+
+    def figures(requests: metrics.Requests) -> PhaseSummary:
+        return phase_summary(
+            phase.name,
+            requests,
+            slo=metrics.Slo(
+                ttft_s=scale.loop_s(slo.ttft_s) * slack,
+                tpot_s=scale.loop_s(scale.token_scale / slo.tokens_per_s) * slack,
             ),
-        ),
-        tpot=_latency(tpot, scale.time_scale / scale.token_scale, (predicted.tpot_s,) * 4),
-        e2e=_latency(metrics.e2e_s(inside), scale.time_scale, (None,) * 4),
-        ttft_split=Split(**split),
-        egress=_egress(data, scale, link_bps, start_s, end_s, predicted, experiment),
-        offloaded_share=_plain(metrics.offloaded_share(inside), predicted.offloaded_share),
-        window=Window(start_s, end_s),
-        duration_s=data.duration_s,
-        lateness_p99_s=metrics.percentile(lateness, 0.99),
+            scale=scale.recorded(),
+            window_s=window_s,
+            link=link,
+            predicted=predicted,
+            peak_window_s=scale.loop_s(experiment.measure.sample_s),
+        )
+
+    steady = figures(inside)
+    return replace(
+        figures(everything),
+        goodput=steady.goodput,
+        ttft=steady.ttft,
+        tpot=steady.tpot,
+        e2e=steady.e2e,
+        ttft_split=steady.ttft_split,
+        offloaded_share=steady.offloaded_share,
     )
 
 
 def capacity_of(phases: list[PhaseSummary]) -> Measured:
     """The throughput of the overloaded phase."""
     return next((phase.throughput for phase in phases if phase.name == CAPACITY), NONE)
-
-
-def count(requests: metrics.Requests) -> Counts:
-    """offered = succeeded + failed + unsent."""
-    failed = ~requests.succeeded & ~requests.unsent
-    one_chunk = requests.succeeded & np.isnan(metrics.tpot_s(requests))
-    return Counts(
-        offered=len(requests),
-        succeeded=int(requests.succeeded.sum()),
-        failed=int(failed.sum()),
-        unsent=int(requests.unsent.sum()),
-        truncated=int((failed & requests.truncated).sum()),
-        retried=int((requests.attempts > 1).sum()),
-        one_chunk=int(one_chunk.sum()),
-        offloaded=int(requests.offloaded.sum()),
-        verified=int(requests.verified.sum()),
-        mismatched=int(requests.mismatched.sum()),
-    )
-
-
-def _egress(
-    data: PhaseData,
-    scale: Scale,
-    link_bps: float,
-    start_s: float,
-    end_s: float,
-    predicted: PhasePrediction,
-    experiment: Experiment,
-) -> Egress:
-    peak_window_s = scale.loop_s(experiment.measure.sample_s)
-    use = metrics.egress(
-        np.array(data.egress_times_s),
-        np.array(data.egress_bytes, dtype=np.float64),
-        start_s,
-        end_s,
-        peak_window_s,
-    )
-    if use is None:
-        return Egress()
-    link_gbps = link_bps * 1e-9
-    paper_link_gbps = scale.modelled_bps(link_bps) * 1e-9
-    expected = predicted.egress_gbps
-
-    def gbps(raw: float, prediction: float | None) -> Measured:
-        return Measured(raw, scale.modelled_bps(raw * 1e9) * 1e-9, prediction, n=1)
-
-    def share(raw: float, prediction: float | None) -> Measured:
-        expected_share = None if prediction is None else prediction / paper_link_gbps
-        return Measured(raw / link_gbps, raw / link_gbps, expected_share, n=1)
-
-    return Egress(
-        mean_gbps=gbps(use.mean_gbps, expected),
-        peak_gbps=gbps(use.peak_gbps, None),
-        mean_share=share(use.mean_gbps, expected),
-        peak_share=share(use.peak_gbps, None),
-        peak_window_s=use.peak_window_s,
-    )
-
-
-def _latency(
-    samples: metrics.Floats, factor: float, predicted: tuple[float | None, ...]
-) -> Latency:
-    n = int((~np.isnan(samples)).sum())
-
-    def measured(raw: float | None, prediction: float | None) -> Measured:
-        return Measured(raw, None if raw is None else raw * factor, prediction, n=n)
-
-    return Latency(
-        measured(metrics.mean(samples), predicted[0]),
-        *(
-            measured(metrics.percentile(samples, q), prediction)
-            for q, prediction in zip((0.5, 0.9, 0.99), predicted[1:], strict=True)
-        ),
-    )
-
-
-def _rate(raw: float | None, scale: Scale, predicted: float | None = None) -> Measured:
-    return Measured(raw, None if raw is None else scale.modelled_rate(raw), predicted, n=1)
-
-
-def _plain(value: float | None, predicted: float | None = None) -> Measured:
-    return Measured(value, value, predicted, n=1)
-
-
-def _paper_s(raw_s: float | None, scale: Scale) -> float | None:
-    return None if raw_s is None else scale.modelled_s(raw_s)

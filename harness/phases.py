@@ -1,4 +1,4 @@
-"""Which phases a configuration runs, and at which offered rates. Pure; modelled units throughout."""
+"""Which phases a configuration runs, and at which offered rates. Pure; in modelled units."""
 
 from __future__ import annotations
 

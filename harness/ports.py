@@ -24,7 +24,7 @@ class Role(StrEnum):
 
 
 class ServingError(Exception):
-    """Why an attempt at a request ended early. `retryable` says whether another attempt may help."""
+    """Why an attempt at a request ended early; `retryable`: whether another may help."""
 
     retryable = False
 
@@ -120,7 +120,7 @@ class Instance(Protocol):
         ...
 
     def decode(self, job: DecodeJob) -> Awaitable[DecodeDone]:
-        """Admit and decode to `request.output_tokens`. Frees the cache at the end, however it ends."""
+        """Admit and decode to `request.output_tokens`; frees the cache however it ends."""
         ...
 
     def abandon(self, request: Request, attempt: int) -> None:
@@ -138,7 +138,7 @@ class Instance(Protocol):
 
 @dataclass(slots=True)
 class LinkSignals:
-    """What the control plane has *measured* of one direction of a link; refreshed by its monitor."""
+    """What the control plane has *measured* of one direction of a link."""
 
     sampled_s: float = 0.0
     rate_bps: float = 0.0

@@ -1,7 +1,8 @@
 """The router: one request from decision to last token, with retries, in any mode.
 
 It owns the accounting that policies see. Each request ends exactly once, succeeded or failed; an
-attempt that ends early leaves no cache behind (`Instance.abandon`) and no assigned work in the view.
+attempt that ends early leaves no cache behind (`Instance.abandon`) and no assigned work in the
+view.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Router:
 
     async def serve(self, request: Request, record: RequestRecord, origin_s: float) -> None:
         """Serve one request and fill in `record`, whose times count from `origin_s`. Never raises
-        a ServingError: a failure is the record's status. Cancellation fails the record and propagates.
+        a ServingError: a failure is the record's status. Cancellation fails the record and
+        propagates.
         """
         rules = self._retry
         try:

@@ -1,13 +1,16 @@
 """How an emulated system relates to the modelled one, and back.
 
-`emulate` keeps the ratios that decide the outcome: S_kv / (T_prefill x B_out) and the share of the fixed
-state in the payload. One engine token stands for `token_scale` tokens, one real second for `time_scale`
-modelled seconds, one real byte for `byte_scale` modelled bytes. In `simulate` and `live` all are 1.
+`emulate` keeps the ratios that decide the outcome: S_kv / (T_prefill x B_out) and the share of the
+fixed state in the payload. One engine token stands for `token_scale` tokens, one real second for
+`time_scale` modelled seconds, one real byte for `byte_scale` modelled bytes. In `simulate` and
+`live` all are 1.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from results.summary import Scale as RecordedScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class Scale:
 
     def modelled_bps(self, link_bps: float) -> float:
         return link_bps * self.byte_scale / self.time_scale
+
+    def recorded(self) -> RecordedScale:
+        """The factors as summary.json keeps them."""
+        return RecordedScale(self.time_scale, self.token_scale, self.byte_scale)
 
 
 UNSCALED = Scale()

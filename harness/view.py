@@ -117,7 +117,7 @@ class PrefillPool:
 
 @dataclass(slots=True)
 class DecodePool:
-    """The decode instances of one cluster; an instance's cost is its number of assigned requests."""
+    """The decode instances of one cluster; a cost is the number of requests assigned."""
 
     cluster: str
     names: list[str] = field(default_factory=list)

@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         help="set a field of the experiment (repeatable)",
     )
-    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs"), help="default: runs")
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, default=Path("runs"), help="default: runs"
+    )
     parser.add_argument("--json", action="store_true", help="print summary.json, no table")
     parser.add_argument("--dry-run", action="store_true", help="resolve and print, run nothing")
 
@@ -63,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(summary.to_json(done.summary))
     else:
-        table.print_summary(done.summary)
+        table.show(done.summary)
         print(f"command   {command}")
         print(f"duration  {done.summary.duration_s:.0f} s")
         for path in sorted(done.directory.iterdir()):

@@ -30,5 +30,5 @@ class Fleet(Protocol):
 
 class OpenFleet(Protocol):
     async def __call__(self, experiment: Experiment, configuration: ConfigurationSpec) -> Fleet:
-        """Raises NotReady when an instance or link does not come up; nothing is left behind then."""
+        """Raises NotReady when an instance or link does not come up; nothing is left then."""
         ...

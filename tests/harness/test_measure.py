@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from harness.experiment import load_experiment
-from harness.measure import PhaseData, PhasePrediction, phase_requests, summarise_phase
+from harness.measure import PhaseData, phase_requests, summarise_phase
 from harness.phases import Phase
 from harness.scale import UNSCALED, Scale
 from results.records import RequestRecord, Status
 
-PREDICTED = PhasePrediction(throughput=1.0, egress_gbps=10.0)
+PREDICTED = {"throughput": 1.0, "egress_mean_share": 0.1}
 
 
 def record(i: int, at_s: float, first_s: float, last_s: float, tokens: int) -> RequestRecord:
@@ -48,7 +48,11 @@ def test_figures_are_of_the_window_and_counts_of_all() -> None:
     summary = summarise_phase(
         data_of(records), load_experiment("paper"), UNSCALED, 100e9, PREDICTED
     )
-    assert (summary.counts.offered, summary.counts.succeeded, summary.counts.failed) == (111, 110, 1)
+    assert (summary.counts.offered, summary.counts.succeeded, summary.counts.failed) == (
+        111,
+        110,
+        1,
+    )
     assert summary.ttft.mean.paper == pytest.approx(2.0)
     assert summary.ttft.mean.n == 100
     assert summary.tpot.p90.paper == pytest.approx(0.025)
@@ -67,9 +71,7 @@ def test_paper_units_follow_the_scale() -> None:
     scale = Scale(time_scale=10.0, token_scale=64, byte_scale=1000.0)
     # 16 engine tokens, 0.16 s apart, stand for 1,024 tokens at 25 ms.
     records = [record(i, i / 10, i / 10 + 0.3, i / 10 + 0.3 + 0.16 * 15, 16) for i in range(110)]
-    data = PhaseData(
-        Phase("latency", 1.0, 0.0, 110.0), records, [0.0, 11.0], [0, 11 * 125_000_000]
-    )
+    data = PhaseData(Phase("latency", 1.0, 0.0, 110.0), records, [0.0, 11.0], [0, 11 * 125_000_000])
     summary = summarise_phase(data, load_experiment("paper"), scale, 2e9, PREDICTED)
     assert summary.ttft.p50.raw == pytest.approx(0.3)
     assert summary.ttft.p50.paper == pytest.approx(3.0)

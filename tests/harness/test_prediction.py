@@ -4,16 +4,15 @@ import pytest
 
 from harness.experiment import load_experiment
 from harness.phases import plan_phases
-from harness.prediction import deployment_of, predict, predict_phase, reference_capacity
+from harness.planner.experiment import deployment_of
+from harness.prediction import predict, predict_phase, reference_capacity
 
 
 @pytest.fixture(scope="module")
 def predictions():
     experiment = load_experiment("bench")
     deployment = deployment_of(experiment)
-    return experiment, {
-        each.name: predict(experiment, each, deployment) for each in experiment.configurations
-    }
+    return experiment, {each.name: predict(each, deployment) for each in experiment.configurations}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,9 @@ def test_all_configurations_meet_one_latency_rate(predictions) -> None:
     experiment, each = predictions
     reference = reference_capacity(experiment, each["prfaas"].deployment)
     rates = {
-        plan_phases(experiment.measure, prediction.capacity.requests_per_s, reference)[1].request_rate
+        plan_phases(experiment.measure, prediction.capacity.requests_per_s, reference)[
+            1
+        ].request_rate
         for prediction in each.values()
     }
     assert len(rates) == 1
@@ -47,6 +48,6 @@ def test_the_order_of_tails_at_the_common_rate(predictions) -> None:
     p90 = {}
     for name, prediction in each.items():
         phase = plan_phases(experiment.measure, prediction.capacity.requests_per_s, reference)[1]
-        p90[name] = predict_phase(experiment, prediction, phase).ttft_p90_s
+        p90[name] = predict_phase(experiment, prediction, phase)["ttft_p90"]
     assert max(p90, key=lambda name: p90[name]) == "homogeneous"
     assert p90["prfaas"] < p90["naive"] < p90["balanced"] < p90["homogeneous"]

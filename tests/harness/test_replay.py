@@ -1,4 +1,4 @@
-"""The open-loop schedule and its balance: offered = succeeded + failed + unsent, whatever happens."""
+"""The open-loop schedule and its balance: offered = succeeded + failed + unsent, always."""
 
 import asyncio
 
@@ -83,9 +83,7 @@ async def test_cancelling_the_replay_reports_what_was_in_flight() -> None:
         await asyncio.Event().wait()
 
     origin_s = asyncio.get_running_loop().time()
-    task = asyncio.ensure_future(
-        replay(requests(3, 0.0), never, records.append, origin_s=origin_s)
-    )
+    task = asyncio.ensure_future(replay(requests(3, 0.0), never, records.append, origin_s=origin_s))
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
