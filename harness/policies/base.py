@@ -36,7 +36,8 @@ class Decision:
 class Policy(Protocol):
     """`route` is pure and synchronous: no I/O, no clock but `view.now_s`, no change to the view."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def route(self, request: Request, view: View) -> Decision:
         """Raises NoRoute when no usable instance is left."""

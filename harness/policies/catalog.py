@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from harness.errors import BadInput
 from harness.policies.base import Policy
 from harness.policies.static import Balanced, Homogeneous, Naive, PrfaasStatic
 
-Parameters = Mapping[str, float | int | bool | str]
+#: Checked by the policy's own signature.
+Parameters = Mapping[str, Any]
 
 
 def _plain(policy: type[Homogeneous] | type[Naive] | type[Balanced]) -> Callable[..., Policy]:
