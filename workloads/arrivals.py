@@ -8,9 +8,9 @@ absolute and lazy: nothing is rescaled to an exact rate unless `exactly` is aske
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Protocol
 
 import numpy as np
@@ -21,11 +21,8 @@ _CHUNK = 4096
 
 
 def constant_process() -> Iterator[float]:
-    """1, 2, 3, ...: gaps without variation."""
-    count = 0
-    while True:
-        count += 1
-        yield float(count)
+    """0, 1, 2, ...: gaps without variation."""
+    return map(float, count())
 
 
 def gamma_process(rng: np.random.Generator, burstiness: float = 1.0) -> Iterator[float]:
@@ -174,15 +171,15 @@ def scheduled(process: Iterable[float], shape: Shape) -> Iterator[float]:
     return map(shape.time_s, process)
 
 
-def exactly(times_s: Iterable[float], count: int, rate_rps: float) -> Sequence[float]:
-    """The first `count` times, stretched so that the last is at count / rate_rps.
+def exactly(times_s: Iterable[float], requests: int, rate_rps: float) -> list[float]:
+    """The first `requests` times, stretched so that the next would be at requests / rate_rps:
+    exactly so many arrive before then.
 
-    This takes the randomness out of the achieved rate (and holds `count` floats in memory).
+    This takes the randomness out of the achieved rate (and holds that many floats in memory).
     """
-    taken = np.fromiter(islice(times_s, count), dtype=np.float64)
-    if taken.size == 0 or taken[-1] <= 0:
-        return []
-    return list((taken * (taken.size / rate_rps / taken[-1])).tolist())
+    taken = np.fromiter(islice(times_s, requests + 1), dtype=np.float64)
+    stretched: list[float] = (taken[:-1] * (requests / rate_rps / taken[-1])).tolist()
+    return stretched
 
 
 def _check_rate(name: str, value: float, zero: bool = False) -> None:

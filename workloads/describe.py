@@ -1,8 +1,8 @@
 """What is in a workload: counts, lengths, rates, burstiness, prefix reuse; in bounded memory.
 
 Lengths and gaps are counted by value, so quantiles are exact and memory grows with the number of
-distinct lengths, not of requests. Prefix reuse keeps at most `max_blocks` blocks; `evicted_blocks` says
-whether that made the cache a bounded one.
+distinct lengths, not of requests. Prefix reuse keeps at most `max_blocks` blocks; `evicted_blocks`
+says whether that made the cache a bounded one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workloads.reuse import PrefixCache
 MAX_BLOCKS = 4_000_000
 QUANTILES = (0.5, 0.9, 0.99)
 COUNT_WINDOW_S = 60.0
-#: A stamp that recurs in this share of gaps makes the stamps quantised (see `_quantum_s`).
+#: Stamps are quantised when so many of their steps are multiples of one (see `_quantum_s`).
 _QUANTISED_SHARE = 0.95
 
 
@@ -39,10 +39,11 @@ class Spread:
 class Description:
     """Times in s, lengths in tokens, rates in requests/s; None where there is too little to say.
 
-    `gap_cv` is the coefficient of variation of the gaps between arrivals (1 for Poisson), `dispersion`
-    the variance of counts in whole minutes over their mean (1 for Poisson). `hit_share` is the share of
-    input tokens that an unbounded prefix cache holds; `above_threshold` the share of requests with
-    more than `threshold_tokens` uncached tokens. `quantum_s` is the step that stamps are rounded to.
+    `gap_cv` is the coefficient of variation of the gaps between arrivals (1 for Poisson),
+    `dispersion` the variance of counts in whole minutes over their mean (1 for Poisson).
+    `hit_share` is the share of input tokens that an unbounded prefix cache holds;
+    `above_threshold` the share of requests with more than `threshold_tokens` uncached tokens.
+    `quantum_s` is the step that stamps are rounded to.
     """
 
     requests: int
@@ -154,8 +155,8 @@ def _dispersion(counts: list[int]) -> float | None:
 
 
 def _quantum_s(steps: Counter[float], requests: int) -> float | None:
-    """The commonest step between different stamps, when most stamps are shared by several requests and
-    nearly all steps are whole multiples of it (within 2 %)."""
+    """The commonest step between different stamps, when two requests or more share a stamp on
+    average and nearly all steps are whole multiples of it (within 2 %)."""
     total = steps.total()
     if total < 20 or requests < 2 * total:
         return None

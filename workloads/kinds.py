@@ -94,8 +94,8 @@ class SessionsWorkload(_Synthetic):
     """Multi-turn sessions: each prompt is the conversation so far and a new message.
 
     The arrival process sets when sessions start, at request_rate / mean turns; a turn follows its
-    predecessor's arrival by `response_s` plus a random think time. The request rate therefore
-    climbs to request_rate over about one session's life.
+    predecessor's arrival by `response_s` plus a random think time. From an empty start the request
+    rate climbs over about two mean session lives; `warm_s` leaves that out.
     """
 
     kind: Literal["sessions"] = "sessions"
@@ -120,6 +120,9 @@ class SessionsWorkload(_Synthetic):
     response_s: NonNegativeFloat = Field(
         default=25.6,
         description="allowance for the answer between a turn's arrival and thinking, s",
+    )
+    warm_s: NonNegativeFloat = Field(
+        default=0.0, description="sessions have been starting for so long when time 0 comes, s"
     )
     think_s: NonNegativeFloat = Field(
         default=30.0, description="mean of the exponential think time, s"

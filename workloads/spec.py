@@ -97,7 +97,8 @@ def _parse(adapter: TypeAdapter[Any], data: dict[str, Any], name: str) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join([name, *(str(part) for part in first["loc"])])
-        raise InputError(f"{where}: {first['msg']}; found {first['input']!r}"[:300]) from None
+        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
+        raise InputError(f"{where}: {what}; found {first['input']!r}"[:300]) from None
 
 
 def rate_shape(arrivals: ArrivalSpec, request_rate: float) -> processes.Shape:
@@ -160,7 +161,7 @@ def generate(
             rate /= mean_session_turns(workload)
         times = arrival_times(arrivals, rate, streams.arrivals)
         if arrivals.exact_rate:
-            wanted = count if count is not None else round(rate * (duration_s or 0.0))
+            wanted = count if count is not None else max(1, round(rate * (duration_s or 0.0)))
             times = iter(processes.exactly(times, wanted, rate))
         requests = _requests(workload, times, streams)
     return _finished(workload, requests, streams, duration_s, count)
@@ -192,6 +193,8 @@ def _check(
         raise InputError(
             f"arrivals.exact_rate: needs a steady shape, found {arrivals.shape.kind!r}"
         )
+    if arrivals.exact_rate and isinstance(workload, SessionsWorkload):
+        raise InputError("arrivals.exact_rate: sessions start at the rate, their turns do not")
 
 
 def trace_rows(workload: TraceWorkload) -> Iterator[Request]:
@@ -217,7 +220,8 @@ def _requests(
             rows = trace_rows(workload)
             return (replace(row, arrival_s=t) for row, t in zip(rows, times, strict=False))
         case SessionsWorkload():
-            return session_requests(workload, times, streams.lengths, streams.prefixes)
+            turns = session_requests(workload, times, streams.lengths, streams.prefixes)
+            return window(turns, workload.warm_s)
         case DocumentsWorkload():
             return document_requests(
                 workload, times, streams.lengths, streams.outputs, streams.prefixes

@@ -173,8 +173,8 @@ def _remarks(options: argparse.Namespace) -> list[str]:
         return parquet_form.notes(options.input)
     if found == "sharegpt":
         return [
-            f"token counts are estimated ({sharegpt.BYTES_PER_TOKEN} bytes of UTF-8 a token) and times "
-            f"invented (a conversation a second, turns {sharegpt.TURN_S:g} s apart)"
+            f"token counts are estimated ({sharegpt.BYTES_PER_TOKEN} bytes of UTF-8 a token) and "
+            f"times invented (a conversation a second, turns {sharegpt.TURN_S:g} s apart)"
         ]
     return []
 

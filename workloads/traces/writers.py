@@ -21,7 +21,7 @@ SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")
 
 def save(path: str | Path, requests: Iterable[Request], notes: Iterable[str] = ()) -> int:
     """Write `requests` (in arrival order) by the suffix of `path`; returns their number. The file
-    appears under its name only when whole. Mooncake JSONL holds no sessions, tenants, classes or notes.
+    appears under its name only when whole. Mooncake JSONL drops sessions, tenants, classes, notes.
     """
     path = Path(path)
     if path.name.endswith(".parquet"):
@@ -60,8 +60,8 @@ def _mooncake_row(request: Request) -> dict[str, object]:
     if request.block_ids:
         if request.block_tokens != BLOCK_TOKENS:
             raise InputError(
-                f"request {request.id}: has blocks of {request.block_tokens} tokens, Mooncake JSONL "
-                f"holds blocks of {BLOCK_TOKENS}; write .parquet instead"
+                f"request {request.id}: has blocks of {request.block_tokens} tokens, Mooncake "
+                f"JSONL holds blocks of {BLOCK_TOKENS}; write .parquet instead"
             )
         row["hash_ids"] = list(request.block_ids)
     return row
