@@ -19,6 +19,9 @@ import pyarrow.parquet as pq
 MAGIC = b"PAR1"
 _TAIL = 8  # footer length (4 bytes, little endian) and magic
 
+#: Key-value metadata of a row group's own footer, which does not know of those before it.
+_PART = {b"growing": b"part"}
+
 #: A row group and its footer never take more than this and twice the table's size in memory.
 _SLACK_BYTES = 1 << 20
 
@@ -55,58 +58,66 @@ class GrowingParquet:
         self.schema = schema
         self._encodings = _delta_encoded(schema)
         self._dictionaries = _dictionaries(schema)
-        path.open("xb").close()
-        self._metadata: pq.FileMetaData = self._write(schema.empty_table(), schema)
         self._open = True
+        path.open("xb").close()
+        self._metadata = self._empty(schema)
+        self._append(schema.empty_table())
 
     def append(self, table: pa.Table) -> None:
         """One row group, readable on return by any process on this machine."""
         if table.num_rows:
-            self._metadata.append_row_groups(self._write(table, self.schema))
-            self._write_footer()
+            self._append(table)
 
     def close(self, extra: dict[str, str] | None = None) -> None:
         """Write the last footer, with `extra` added to the key-value metadata. Idempotent."""
         if self._open and extra:
-            schema = self.schema.with_metadata({**(self.schema.metadata or {}), **extra})
-            last = self._write(schema.empty_table(), schema)
+            last = self._empty(self.schema.with_metadata({**(self.schema.metadata or {}), **extra}))
             last.append_row_groups(self._metadata)
             self._metadata = last
-            self._write_footer()
+            self._append(self.schema.empty_table())
         self._open = False
 
-    def _write(self, table: pa.Table, schema: pa.Schema) -> pq.FileMetaData:
-        """Append `table` as a Parquet file of its own, whose offsets hold in the whole file.
+    def _empty(self, schema: pa.Schema) -> pq.FileMetaData:
+        """Metadata of no rows, with the key-value metadata of `schema`."""
+        sink = pa.BufferOutputStream()
+        self._writer(sink, schema).close()
+        return pq.read_metadata(pa.BufferReader(sink.getvalue()))
 
-        A writer insists on starting at 0 and trusts the sink's position for its offsets. So it
-        starts there, where it writes the magic that is there already, and is then moved to the end.
+    def _writer(self, sink: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
+        return pq.ParquetWriter(
+            sink,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=self._dictionaries,
+            column_encoding=self._encodings,
+            write_statistics=[name for name in schema.names if name.endswith(("_us", "id"))],
+            version="2.6",
+        )
+
+    def _append(self, table: pa.Table) -> None:
+        """Append `table` as a Parquet file of its own, then put the footer of the whole over its
+        footer. A writer insists on starting at 0 and trusts the sink's position for its offsets: so
+        it starts there, writing the magic that is there already, and is then moved to the end.
         """
         end = self.path.stat().st_size
-        os.truncate(self.path, end + _SLACK_BYTES + 2 * table.nbytes)
+        os.truncate(
+            self.path, end + _SLACK_BYTES + 2 * table.nbytes + self._metadata.serialized_size
+        )
         with pa.memory_map(str(self.path), "r+") as sink:
-            writer = pq.ParquetWriter(
-                sink,
-                schema,
-                compression="zstd",
-                compression_level=1,
-                use_dictionary=self._dictionaries,
-                column_encoding=self._encodings,
-                write_statistics=[name for name in schema.names if name.endswith(("_us", "id"))],
-                version="2.6",
-            )
+            writer = self._writer(sink, self.schema.with_metadata(_PART))
             sink.seek(max(end, len(MAGIC)))
             if table.num_rows:
                 writer.write_table(table, row_group_size=table.num_rows)
             writer.close()
+            part: pq.FileMetaData = writer.writer.metadata
+            sink.seek(sink.tell() - _TAIL - part.serialized_size)
+            self._metadata.append_row_groups(part)
+            footer = io.BytesIO()
+            self._metadata.write_metadata_file(footer)
+            sink.write(footer.getvalue()[len(MAGIC) :])
             end = sink.tell()
         os.truncate(self.path, end)
-        return writer.writer.metadata
-
-    def _write_footer(self) -> None:
-        footer = io.BytesIO()
-        self._metadata.write_metadata_file(footer)
-        with self.path.open("ab") as file:
-            file.write(footer.getvalue()[len(MAGIC) :])
 
 
 def sound_length(path: Path) -> int:
@@ -131,7 +142,7 @@ def _is_whole(data: mmap.mmap, stop: int) -> bool:
     # Only the footer is looked at: the offsets in it point before it, and files only grow.
     footer = MAGIC + data[start:stop]
     try:
-        pq.read_metadata(pa.BufferReader(footer))
+        metadata = pq.read_metadata(pa.BufferReader(footer)).metadata or {}
     except (pa.ArrowException, OSError):
         return False
-    return True
+    return metadata.items().isdisjoint(_PART.items())
