@@ -44,9 +44,6 @@ class NamespaceLink(ShapedLink):
         """At most 15 characters; unique because it lives only in our own namespaces."""
         return f"{PREFIX}{self.state.token}{SUFFIXES[index]}"
 
-    async def _create(self) -> None:
-        await asyncio.to_thread(self._create_namespaces)
-
     async def _destroy(self) -> None:
         await asyncio.to_thread(remove, self.state)
 
@@ -58,17 +55,16 @@ class NamespaceLink(ShapedLink):
             command("ip", "netns", "add", name)
             self.state.namespaces[name] = (NETNS_DIR / name).stat().st_ino
         self.state.save()
-        self._create_interfaces()
-        for index, name in enumerate(names):
-            interface = self._interface(index)
-            address = f"{SIDE_ADDRESSES[index]}/{SUBNET_BITS}"
+        for name in names:
             call_in_namespace(str(NETNS_DIR / name), lambda: _tune_tcp(self.shape))
+
+    def _configure_interfaces(self) -> None:
+        for index in (0, 1):
+            name, interface = self._namespace(index), self._interface(index)
+            address = f"{SIDE_ADDRESSES[index]}/{SUBNET_BITS}"
             command("ip", "-n", name, "link", "set", "lo", "up")
             command("ip", "-n", name, "address", "add", address, "dev", interface)
             command("ip", "-n", name, "link", "set", interface, "up", "mtu", str(MTU_BYTES))
-
-    @abstractmethod
-    def _create_interfaces(self) -> None: ...
 
 
 class VethLink(NamespaceLink):
@@ -81,7 +77,9 @@ class VethLink(NamespaceLink):
         self._last = [Counters(), Counters()]
 
     async def _create(self) -> None:
-        await super()._create()
+        await asyncio.to_thread(self._create_namespaces)
+        await asyncio.to_thread(self._create_interfaces)
+        await asyncio.to_thread(self._configure_interfaces)
         for index in (0, 1):
             await asyncio.to_thread(self._shape, index, self._direction_shape(index))
             path = str(NETNS_DIR / self._namespace(index))

@@ -82,6 +82,14 @@ class Shape:
     loss: LossModel = LossModel()
     down: bool = False
 
+    def describe(self) -> str:
+        text = f"rate {self.rate_bps / 1e9:g} Gbit/s"
+        if self.jitter_s:
+            text += f", jitter {self.jitter_s * 1e3:g} ms"
+        if not self.loss.lossless:
+            text += f", loss {self.loss.mean:.3%}"
+        return text
+
     def to_json(self) -> dict[str, Any]:
         return {
             "rate_bps": self.rate_bps,
@@ -112,6 +120,13 @@ class LinkShape:
     @property
     def rtt_s(self) -> float:
         return self.forward.delay_s + self.reverse.delay_s
+
+    def describe(self) -> str:
+        """The shape in a line; the way back only where it differs."""
+        text = self.forward.describe()
+        if self.reverse.describe() != self.forward.describe():
+            text += f" (back: {self.reverse.describe()})"
+        return f"{text}, rtt {self.rtt_s * 1e3:g} ms"
 
     def to_json(self) -> dict[str, Any]:
         return {"forward": self.forward.to_json(), "reverse": self.reverse.to_json()}
