@@ -1,0 +1,216 @@
+"""A modelled instance: a device profile in place of a device. Implements harness.ports.Instance.
+
+Runs on any loop; on the virtual one (`harness.clock`) an hour passes in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from harness.instances.modelled_decode import DecodeStage, DecodeWork
+from harness.instances.modelled_prefill import PrefillRules, PrefillStage, PrefillWork
+from harness.links.fluid import FluidLink
+from harness.ports import (
+    DecodeJob,
+    InstanceLost,
+    InstanceSpec,
+    PrefillJob,
+    Role,
+)
+from workloads.request import Request
+
+
+class DeviceProfile(Protocol):
+    """What a modelled instance reads of a device profile (see `harness.profiles`)."""
+
+    @property
+    def n_layers(self) -> int: ...
+
+    @property
+    def max_batch(self) -> int: ...
+
+    @property
+    def kv_memory_bytes(self) -> float | None: ...
+
+    def prefill_s(self, input_tokens: float, cached_tokens: float = 0) -> float: ...
+
+    def kv_bytes(self, tokens: float, held_tokens: float = 0) -> float: ...
+
+    def decode_step_s(self, batch: int, context_tokens: float) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRules:
+    """Decode steps are looked up by total context in buckets of `context_bucket_tokens`."""
+
+    context_bucket_tokens: int = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLoad:
+    """What an instance holds at a moment. All zero when it holds nothing."""
+
+    prefill_queued: int
+    prefill_computing: int
+    prefill_sending: int
+    sending_bytes: float
+    caches_incoming: int
+    decode_waiting: int
+    decode_active: int
+    kv_used_bytes: float
+    kv_waiting: int
+
+
+class ModelledInstance:
+    """`conversion_s` is the time a change of role takes after the drain."""
+
+    def __init__(
+        self,
+        spec: InstanceSpec,
+        profile: DeviceProfile,
+        prefill: PrefillRules = PrefillRules(),
+        decode: DecodeRules = DecodeRules(),
+        conversion_s: float = 0.0,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.spec = spec
+        self.role = spec.role
+        self.conversion_s = conversion_s
+        self.lost_because = ""
+        self._loop = loop
+        self._draining: asyncio.Future[None] | None = None
+        self._prefill = PrefillStage(spec.name, profile, loop, prefill, self._on_change)
+        self._decode: DecodeStage | None = None
+        if profile.max_batch > 0:
+            self._decode = DecodeStage(
+                spec.name, profile, loop, decode.context_bucket_tokens, self._on_change
+            )
+
+    # Work ---------------------------------------------------------------------------------------
+
+    def prefill(self, job: PrefillJob) -> PrefillWork:
+        """Queue, compute and push; see harness.ports.Instance. Starts at once, awaited or not."""
+        self._check_takes(Role.PREFILL)
+        destination, link = job.destination, job.link
+        assert isinstance(destination, ModelledInstance)
+        assert link is None or isinstance(link, FluidLink)
+        return self._prefill.submit(job, destination.decode_stage(), link)
+
+    def decode(self, job: DecodeJob) -> DecodeWork:
+        """Admit and decode; see harness.ports.Instance. Starts at once, awaited or not."""
+        if self.lost_because:
+            raise InstanceLost(self.spec.name, self.lost_because)
+        if self._decode is None:
+            raise InstanceLost(self.spec.name, "its profile has no decode")
+        return self._decode.submit(job)
+
+    def decode_stage(self) -> DecodeStage:
+        """Where caches for this instance go. Raises InstanceLost when it takes none."""
+        self._check_takes(Role.DECODE)
+        if self._decode is None:
+            raise InstanceLost(self.spec.name, "its profile has no decode")
+        return self._decode
+
+    def abandon(self, request: Request, attempt: int) -> None:
+        key = (request.id, attempt)
+        self._prefill.abandon(key)
+        if self._decode is not None:
+            self._decode.forget(key)
+
+    def load(self) -> InstanceLoad:
+        prefill, decode = self._prefill, self._decode
+        return InstanceLoad(
+            prefill_queued=prefill.queued,
+            prefill_computing=int(prefill.computing),
+            prefill_sending=prefill.sending,
+            sending_bytes=prefill.held_bytes,
+            caches_incoming=decode.incoming if decode else 0,
+            decode_waiting=decode.waiting if decode else 0,
+            decode_active=decode.active if decode else 0,
+            kv_used_bytes=decode.memory.used_bytes if decode else 0.0,
+            kv_waiting=decode.memory.waiting if decode else 0,
+        )
+
+    @property
+    def prefill_busy_s(self) -> float:
+        """Seconds that the device has computed prompts."""
+        return self._prefill.busy_s
+
+    # Roles --------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Work that was accepted, and caches that were promised to come here, still run to their
+        end; new ones raise InstanceLost, which is retryable."""
+        if self._draining is None:
+            self._draining = self._loop.create_future()
+            self._on_change()
+        await asyncio.shield(self._draining)
+
+    async def convert(self, role: Role) -> None:
+        """An instance that dies on the way raises InstanceLost and keeps its role."""
+        if role is Role.DECODE and self._decode is None:
+            raise InstanceLost(self.spec.name, "its profile has no decode")
+        await self.drain()
+        await asyncio.sleep(self.conversion_s)
+        if self.lost_because:
+            raise InstanceLost(self.spec.name, self.lost_because)
+        self.role = role
+        self._draining = None
+
+    # Faults -------------------------------------------------------------------------------------
+
+    def crash(self, why: str = "crashed") -> None:
+        """All work fails with InstanceLost, and so do prompts elsewhere whose cache was to come
+        here. Nothing is accepted until `restart`."""
+        self.lost_because = why
+        draining, self._draining = self._draining, None
+        self._prefill.lose_all(why)
+        if self._decode is not None:
+            self._decode.lose_all(why)
+        if draining is not None and not draining.done():
+            draining.set_exception(InstanceLost(self.spec.name, why))
+
+    def restart(self) -> None:
+        """Empty, at full speed, and in the role it had."""
+        self.lost_because = ""
+        self.slow(1.0)
+
+    def slow(self, factor: float) -> None:
+        """Everything takes `factor` times its time from now on (decode: from the next step on)."""
+        self._prefill.slow(factor)
+        if self._decode is not None:
+            self._decode.slow(factor)
+
+    def pause(self) -> None:
+        """Freeze (as SIGSTOP does): nothing fails, nothing moves. Bytes that were computed before
+        still cross the link, and memory is still granted."""
+        self._prefill.pause()
+        if self._decode is not None:
+            self._decode.pause()
+
+    def resume(self) -> None:
+        self._prefill.resume()
+        if self._decode is not None:
+            self._decode.resume()
+
+    # --------------------------------------------------------------------------------------------
+
+    def _check_takes(self, role: Role) -> None:
+        if self.lost_because:
+            raise InstanceLost(self.spec.name, self.lost_because)
+        if self._draining is not None:
+            raise InstanceLost(self.spec.name, "draining")
+        if self.role is not role:
+            raise InstanceLost(self.spec.name, f"serves {self.role}, not {role}")
+
+    def _on_change(self) -> None:
+        draining = self._draining
+        if (
+            draining is not None
+            and not draining.done()
+            and self._prefill.idle
+            and (self._decode is None or self._decode.idle)
+        ):
+            draining.set_result(None)

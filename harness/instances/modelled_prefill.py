@@ -1,0 +1,486 @@
+"""The prefill side of a modelled instance: a queue, one prompt at a time, and caches on their way.
+
+A prompt is computed in chunks; cancellation and the queue's discipline take effect between them.
+The cache leaves layer by layer while later layers compute: bytes are produced evenly from the end
+of the first layer on, and those of the last layer come when the prompt is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from harness.instances.disciplines import Discipline, Fifo
+from harness.instances.modelled_decode import DecodeStage, Key
+from harness.instances.modelled_memory import Reservation
+from harness.links.flow import Flow
+from harness.links.fluid import FluidLink
+from harness.ports import (
+    InstanceLost,
+    PrefillDone,
+    PrefillJob,
+    ServingError,
+    TransferFailed,
+)
+
+
+class PrefillProfile(Protocol):
+    """The part of a device profile that prefill needs (see `harness.profiles`)."""
+
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def kv_memory_bytes(self) -> float | None: ...
+
+    def prefill_s(self, input_tokens: float, cached_tokens: float = 0) -> float: ...
+
+    def kv_bytes(self, tokens: float, held_tokens: float = 0) -> float: ...
+
+
+_FIFO = Fifo()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRules:
+    """`handover_s`: from the end of a prefill to the cache's arrival inside the same cluster.
+    `grant_timeout_s`: how long a finished prompt waits for memory at its destination before the
+    attempt fails. Tokens of one chunk: `chunk_tokens`."""
+
+    chunk_tokens: int = 8192
+    discipline: Discipline = _FIFO
+    handover_s: float = 0.0
+    grant_timeout_s: float = 60.0
+
+
+class State(IntEnum):
+    QUEUED = 0
+    COMPUTING = 1
+    SENDING = 2
+
+
+class PrefillWork(asyncio.Future[PrefillDone]):
+    """A prompt that waits, computes or has its cache on the way. Cancelling it frees all it has."""
+
+    def __init__(
+        self,
+        stage: PrefillStage,
+        job: PrefillJob,
+        destination: DecodeStage,
+        link: FluidLink | None,
+    ) -> None:
+        super().__init__(loop=stage.loop)
+        request, profile = job.request, stage.profile
+        self.stage = stage
+        self.key: Key = (request.id, job.attempt)
+        self.input_tokens = request.input_tokens
+        self.cached_tokens = job.cached_tokens
+        self.destination = destination
+        self.link = link
+        self.state = State.QUEUED
+        self.work_s = profile.prefill_s(request.input_tokens, job.cached_tokens)
+        self.n_bytes = profile.kv_bytes(request.input_tokens, job.held_tokens)
+        self.memory: Reservation = destination.expect(request, self.key, self)
+        self.enqueued_s = stage.loop.time()
+        #: Seconds of work done by the last time it was stopped.
+        self.done_s = 0.0
+        self.started_s = math.nan
+        self.finished_s = math.nan
+        self.flow: Flow | None = None
+        self.grant_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def started(self) -> bool:
+        return self.started_s == self.started_s
+
+    def cancel(self, msg: object = None) -> bool:
+        if super().cancel(msg):
+            self.stage.drop(self)
+            return True
+        return False
+
+    def memory_granted(self) -> None:
+        if self.grant_timer is not None:
+            self.grant_timer.cancel()
+            self.grant_timer = None
+        if self.flow is not None and self.link is not None:
+            self.link.release(self.flow)
+        elif self.state is State.SENDING:
+            self.stage.hand_over(self)
+
+    def destination_lost(self, error: InstanceLost) -> None:
+        self.stage.fail(self, error)
+
+    def grant_timed_out(self) -> None:
+        waited_s = self.stage.rules.grant_timeout_s
+        why = f"{self.destination.name}: no cache memory within {waited_s:g} s"
+        self.stage.fail(self, TransferFailed(why))
+
+    def flow_delivered(self, flow: Flow) -> None:
+        self.stage.deliver(self)
+
+    def flow_failed(self, flow: Flow, why: str) -> None:
+        self.stage.fail(self, TransferFailed(why))
+
+
+class PrefillStage:
+    """One prompt at a time in the order of `rules.discipline`.
+
+    With `profile.kv_memory_bytes` a prompt starts only when its cache fits beside those that are
+    still on their way, so a slow link or a full destination holds prefill back.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        profile: PrefillProfile,
+        loop: asyncio.AbstractEventLoop,
+        rules: PrefillRules,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.loop = loop
+        self.profile = profile
+        self.rules = rules
+        self.busy_s = 0.0
+        self._on_change = on_change
+        memory_bytes = profile.kv_memory_bytes
+        self._capacity_bytes = math.inf if memory_bytes is None else memory_bytes
+        self._held_bytes = 0.0
+        self._works: dict[Key, PrefillWork] = {}
+        self._queue: list[tuple[float, int, PrefillWork]] = []
+        self._pushes = 0
+        self._queued = 0
+        self._current: PrefillWork | None = None
+        self._since_s = 0.0
+        self._finish_timer: asyncio.TimerHandle | None = None
+        self._preempt_timer: asyncio.TimerHandle | None = None
+        #: While the chunk of a prompt that is gone runs to its end, the device is taken.
+        self._chunk_timer: asyncio.TimerHandle | None = None
+        self._chunk_left_s = 0.0
+        self._slowdown = 1.0
+        self._paused = False
+
+    # Load ---------------------------------------------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        return self._queued
+
+    @property
+    def computing(self) -> bool:
+        return self._current is not None
+
+    @property
+    def sending(self) -> int:
+        return len(self._works) - self._queued - (self._current is not None)
+
+    @property
+    def held_bytes(self) -> float:
+        """Bytes of caches that are being computed or sent."""
+        return self._held_bytes
+
+    @property
+    def idle(self) -> bool:
+        return not self._works
+
+    # Requests -----------------------------------------------------------------------------------
+
+    def submit(
+        self, job: PrefillJob, destination: DecodeStage, link: FluidLink | None
+    ) -> PrefillWork:
+        """Raises RequestRejected when the destination can never hold the cache."""
+        work = PrefillWork(self, job, destination, link)
+        self._works[work.key] = work
+        self._enqueue(work)
+        if self._current is None:
+            self._start_next()
+        elif self.rules.discipline.preempts:
+            self._consider_preemption()
+        return work
+
+    def abandon(self, key: Key) -> None:
+        """Drop the attempt if it is still here. Idempotent."""
+        work = self._works.get(key)
+        if work is not None:
+            work.cancel()
+
+    def fail(self, work: PrefillWork, error: ServingError) -> None:
+        if not work.done():
+            work.set_exception(error)
+            self.drop(work)
+
+    def drop(self, work: PrefillWork) -> None:
+        """`work` was cancelled or has failed: free all it has. A chunk that runs ends first."""
+        if self._works.pop(work.key, None) is None:
+            return
+        if work.state is State.QUEUED:
+            self._queued -= 1
+        elif work is self._current:
+            self._let_chunk_end(work)
+        self._free(work)
+        work.destination.forget(work.key)
+        self._start_next()
+        self._on_change()
+
+    def hand_over(self, work: PrefillWork) -> None:
+        """A cache that stays inside the cluster is computed, and its memory is granted."""
+        if self.rules.handover_s > 0.0:
+            self.loop.call_later(self.rules.handover_s, self.deliver, work)
+        else:
+            self.deliver(work)
+
+    def deliver(self, work: PrefillWork) -> None:
+        """The whole cache is at its destination."""
+        if work.done():
+            return
+        del self._works[work.key]
+        work.destination.arrived(work.key)
+        wire_bytes = 0 if work.link is None else round(work.n_bytes)
+        now_s = self.loop.time()
+        work.set_result(PrefillDone(work.started_s, work.finished_s, now_s, wire_bytes))
+        work.flow = None
+        self._free(work)
+        if self._queued:
+            self._start_next()
+        self._on_change()
+
+    # Faults -------------------------------------------------------------------------------------
+
+    def lose_all(self, why: str) -> None:
+        """The instance died: every prompt fails, every flow breaks, every reservation is freed."""
+        works = list(self._works.values())
+        self._works.clear()
+        self._queue.clear()
+        self._queued = 0
+        self._current = None
+        self._chunk_left_s = 0.0
+        self._paused = False
+        for timer in (self._finish_timer, self._preempt_timer, self._chunk_timer):
+            if timer is not None:
+                timer.cancel()
+        self._finish_timer = self._preempt_timer = self._chunk_timer = None
+        for work in works:
+            self._free(work)
+            work.destination.forget(work.key)
+            if not work.done():
+                work.set_exception(InstanceLost(self.name, why))
+
+    def slow(self, factor: float) -> None:
+        """From now on prefill takes `factor` times what the profile says."""
+        work = self._current
+        if work is None or self._paused:
+            self._slowdown = factor
+            return
+        self._stop(work)
+        self._slowdown = factor
+        self._run(work)
+
+    def pause(self) -> None:
+        """Freeze. Idempotent."""
+        if self._paused:
+            return
+        self._paused = True
+        if self._current is not None:
+            self._stop(self._current)
+        if self._chunk_timer is not None:
+            self._chunk_left_s = self._chunk_timer.when() - self.loop.time()
+            self._chunk_timer.cancel()
+            self._chunk_timer = None
+
+    def resume(self) -> None:
+        """Go on where `pause` stopped."""
+        if not self._paused:
+            return
+        self._paused = False
+        if self._current is not None:
+            self._run(self._current)
+        elif self._chunk_left_s > 0.0:
+            self._chunk_timer = self.loop.call_later(self._chunk_left_s, self._chunk_ended)
+            self._chunk_left_s = 0.0
+        else:
+            self._start_next()
+
+    # The queue ----------------------------------------------------------------------------------
+
+    def _enqueue(self, work: PrefillWork) -> None:
+        work.state = State.QUEUED
+        rank = self.rules.discipline.rank(work.enqueued_s, work.work_s - work.done_s)
+        self._pushes += 1
+        self._queued += 1
+        heapq.heappush(self._queue, (rank, self._pushes, work))
+
+    def _head(self) -> tuple[float, int, PrefillWork] | None:
+        queue = self._queue
+        while queue and queue[0][2].done():
+            heapq.heappop(queue)
+        return queue[0] if queue else None
+
+    def _take(self) -> PrefillWork | None:
+        """Out of the queue: the head, or while that has no room, the best that already has some.
+
+        Without the second a head could wait for ever for the memory of one that it preempted.
+        """
+        head = self._head()
+        if head is None:
+            return None
+        if self._fits(head[2]):
+            heapq.heappop(self._queue)
+        else:
+            begun = [entry for entry in self._queue if entry[2].started and not entry[2].done()]
+            if not begun:
+                return None
+            head = min(begun)
+            self._queue.remove(head)
+            heapq.heapify(self._queue)
+        self._queued -= 1
+        return head[2]
+
+    def _fits(self, work: PrefillWork) -> bool:
+        held_bytes = self._held_bytes
+        return work.started or not held_bytes or held_bytes + work.n_bytes <= self._capacity_bytes
+
+    def _start_next(self) -> None:
+        if self._current is not None or self._chunk_timer is not None or self._paused:
+            return
+        work = self._take()
+        if work is None:
+            return
+        if not work.started:
+            work.started_s = self.loop.time()
+            self._held_bytes += work.n_bytes
+            granted = work.destination.memory.ask(work.memory)
+            if work.link is not None:
+                work.flow = work.link.open(work.n_bytes, work, held=not granted)
+        self._run(work)
+
+    def _free(self, work: PrefillWork) -> None:
+        """The bytes, the flow and the timer of a prompt that leaves this instance."""
+        if work.started:
+            self._held_bytes = self._held_bytes - work.n_bytes if self._works else 0.0
+        if work.grant_timer is not None:
+            work.grant_timer.cancel()
+            work.grant_timer = None
+        if work.flow is not None and work.link is not None:
+            work.link.abort(work.flow)
+            work.flow = None
+
+    # The device ---------------------------------------------------------------------------------
+
+    def _run(self, work: PrefillWork) -> None:
+        """Compute what is left of `work` from now on."""
+        self._current = work
+        work.state = State.COMPUTING
+        now_s = self._since_s = self.loop.time()
+        slowdown = self._slowdown
+        finish_s = now_s + (work.work_s - work.done_s) * slowdown
+        self._finish_timer = self.loop.call_at(finish_s, self._finish, work)
+        flow = work.flow
+        if flow is not None and work.link is not None:
+            n_layers = self.profile.n_layers
+            first_layer_s = max(0.0, work.work_s / n_layers - work.done_s)
+            last_layer_bytes = work.n_bytes / n_layers
+            paced_bytes = max(0.0, work.n_bytes - last_layer_bytes - flow.produced(now_s))
+            begin_s = min(now_s + first_layer_s * slowdown, finish_s)
+            work.link.produce(flow, begin_s, finish_s, paced_bytes, last_layer_bytes)
+        if self.rules.discipline.preempts:
+            self._consider_preemption()
+
+    def _stop(self, work: PrefillWork) -> None:
+        """Stop computing `work`, keeping what is done."""
+        now_s = self.loop.time()
+        work.done_s += (now_s - self._since_s) / self._slowdown
+        self.busy_s += now_s - self._since_s
+        self._since_s = now_s
+        if self._finish_timer is not None:
+            self._finish_timer.cancel()
+            self._finish_timer = None
+        if self._preempt_timer is not None:
+            self._preempt_timer.cancel()
+            self._preempt_timer = None
+        if work.flow is not None and work.link is not None:
+            work.link.produce(work.flow, now_s, now_s, 0.0, 0.0)
+
+    def _finish(self, work: PrefillWork) -> None:
+        now_s = self.loop.time()
+        self.busy_s += now_s - self._since_s
+        self._current = None
+        self._finish_timer = None
+        if self._preempt_timer is not None:
+            self._preempt_timer.cancel()
+            self._preempt_timer = None
+        work.state = State.SENDING
+        work.finished_s = now_s
+        if not work.memory.granted:
+            work.grant_timer = self.loop.call_later(
+                self.rules.grant_timeout_s, work.grant_timed_out
+            )
+        elif work.link is None:
+            self.hand_over(work)
+        if self._current is None:
+            self._start_next()
+
+    def _done_s(self, work: PrefillWork) -> float:
+        """Seconds of work done of the current prompt."""
+        if self._paused:
+            return work.done_s
+        return work.done_s + (self.loop.time() - self._since_s) / self._slowdown
+
+    # Chunks -------------------------------------------------------------------------------------
+
+    def _chunk_left(self, work: PrefillWork) -> float:
+        """Seconds from now until the current prompt's chunk ends."""
+        done_s = self._done_s(work)
+        chunk_tokens, cached = self.rules.chunk_tokens, work.cached_tokens
+        chunks = range(1, -(-(work.input_tokens - cached) // chunk_tokens))
+
+        def work_until(chunk: int) -> float:
+            return self.profile.prefill_s(cached + chunk * chunk_tokens, cached)
+
+        index = bisect_left(chunks, done_s, key=work_until)
+        end_s = work_until(chunks[index]) if index < len(chunks) else work.work_s
+        return max(0.0, end_s - done_s) * self._slowdown
+
+    def _let_chunk_end(self, work: PrefillWork) -> None:
+        """The current prompt is gone; the device is free when its chunk ends."""
+        left_s = self._chunk_left(work)
+        self._current = None
+        if self._paused:
+            self._chunk_left_s = left_s
+            return
+        self._stop(work)
+        if left_s > 0.0:
+            self._chunk_timer = self.loop.call_later(left_s, self._chunk_ended)
+            self.busy_s += left_s
+
+    def _chunk_ended(self) -> None:
+        self._chunk_timer = None
+        self._start_next()
+
+    def _consider_preemption(self) -> None:
+        """If somebody better waits, look again when the current prompt's chunk ends."""
+        work = self._current
+        if work is not None and self._preempt_timer is None and self._outranked(work):
+            self._preempt_timer = self.loop.call_later(self._chunk_left(work), self._preempt)
+
+    def _preempt(self) -> None:
+        self._preempt_timer = None
+        work = self._current
+        if work is None or not self._outranked(work):
+            return
+        self._stop(work)
+        self._current = None
+        self._enqueue(work)
+        self._start_next()
+
+    def _outranked(self, work: PrefillWork) -> bool:
+        head = self._head()
+        if head is None or not self._fits(head[2]):
+            return False
+        left_s = work.work_s - self._done_s(work)
+        return head[0] < self.rules.discipline.rank(work.enqueued_s, left_s)
