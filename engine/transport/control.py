@@ -1,0 +1,84 @@
+"""Non-blocking byte pipes of the plane's loop: control connections and the worker's socket."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+from engine.transport.errors import FrameError
+from engine.transport.frames import Frame, FrameReader, encode_frame
+from engine.transport.sockets import sever
+
+#: A peer that leaves so much unread is not coming back; its connection is closed.
+MAX_UNSENT_BYTES = 8 << 20
+
+
+class Pipe:
+    """A non-blocking stream with a bounded outgoing buffer."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.socket = sock
+        self._unsent = bytearray()
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._unsent)
+
+    def send(self, data: bytes) -> None:
+        """Send or keep. Raises OSError where the peer is gone or does not read."""
+        self._unsent += data
+        if len(self._unsent) > MAX_UNSENT_BYTES:
+            raise BlockingIOError("the peer does not read")
+        self.flush()
+
+    def flush(self) -> None:
+        while self._unsent:
+            try:
+                sent = self.socket.send(self._unsent)
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                return
+            del self._unsent[:sent]
+
+    def receive(self) -> bytes:
+        """What is there, at most 1 MiB. Raises ConnectionResetError at end of stream."""
+        data = bytearray()
+        while len(data) < 1 << 20:
+            try:
+                piece = self.socket.recv(1 << 16)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                break
+            if not piece:
+                if data:
+                    break  # handed over first; the next call meets the end again
+                raise ConnectionResetError("closed")
+            data += piece
+        return bytes(data)
+
+    def close(self) -> None:
+        sever(self.socket)
+        self.socket.close()
+
+
+class Control(Pipe):
+    """A control connection after its handshake; `peer` is the incarnation at the other end."""
+
+    def __init__(self, sock: socket.socket, peer: int, identity: str) -> None:
+        super().__init__(sock)
+        self.peer = peer
+        self.identity = identity
+        self._reader = FrameReader()
+
+    def frames(self) -> list[Frame]:
+        """Frames that have arrived. Raises OSError, FrameError: the connection is over."""
+        return list(self._reader.feed(self.receive()))
+
+    def send_frame(self, frame: Frame) -> None:
+        self.send(encode_frame(frame))
+
+
+#: What ends a connection and nothing else.
+BROKEN = (OSError, FrameError)

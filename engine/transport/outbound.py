@@ -1,0 +1,303 @@
+"""The dialling side: one session per peer, its control connection and its lanes."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from engine.transport.arena import SharedArena
+from engine.transport.control import BROKEN, Control
+from engine.transport.errors import FrameError
+from engine.transport.frames import Frame, Type, control_frame
+from engine.transport.lanes import SendLane, SendState, Source
+from engine.transport.messages import Hello, Key, Manifest, Reason
+from engine.transport.monitor import TcpInfo, read_tcp_info
+from engine.transport.regions import Kind, RangeList, Region
+from engine.transport.security import peer_identity
+from engine.transport.sender import Sender, SenderEvent
+from engine.transport.settings import Settings
+from engine.transport.sockets import dial, read_frame, sever, write_frame
+
+
+class Refused(FrameError):
+    """The peer answered the handshake with an error frame."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A data plane's address. incarnation 0 accepts whichever life of it answers."""
+
+    host: str
+    port: int
+    incarnation: int = 0
+
+
+@dataclass(slots=True)
+class _Dialled:
+    """What a dial thread hands to the loop: a connection, or why there is none."""
+
+    control: Control | None = None
+    error: str = ""
+    refused: Reason | None = None
+
+
+@dataclass(slots=True)
+class Session:
+    """One peer. Methods are called by the plane's loop, `_`-prefixed ones also by threads.
+
+    `wake` makes the loop call `service` soon.
+    """
+
+    peer: Peer
+    settings: Settings
+    arena: SharedArena
+    wake: Callable[[], None]
+    context: ssl.SSLContext | None = None
+    state: SendState = field(init=False)
+    control: Control | None = None
+    identity: str = ""
+    lanes: list[SendLane] = field(default_factory=list)
+    used_s: float = field(default_factory=time.monotonic)
+    _retired: list[Control] = field(default_factory=list)
+    _dialled: _Dialled | None = None
+    _dialling: bool = False
+    _dial_after_s: float = 0.0
+    _acked: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        # Of this session alone: two sessions of one plane may reach the same peer, and their
+        # transfers' numbers must not meet there.
+        incarnation = secrets.randbits(63) + 1
+        self.state = SendState(Sender(incarnation, settings.deadlines, settings.limits))
+        for number in range(settings.lanes):
+            lane = SendLane(
+                number,
+                self.state,
+                self.arena,
+                self._connect_lane,
+                self.wake,
+                settings.deadlines.redial_s,
+            )
+            self.lanes.append(lane)
+            lane.start()
+
+    # --- transfers ---------------------------------------------------------------------------
+
+    def open(self, key: Key, manifest: Manifest) -> int:
+        with self.state.changed:
+            self.used_s = time.monotonic()
+            transfer = self.state.sender.open(time.monotonic(), key, manifest)
+            self.state.sources[transfer] = Source(
+                {item.region: RangeList() for item in manifest.regions}, manifest
+            )
+            self.state.changed.notify_all()
+        return transfer
+
+    def push(
+        self, transfer: int, pieces: Iterable[tuple[int, int, Sequence[Sequence[int]]]]
+    ) -> None:
+        with self.state.changed:
+            source = self.state.sources.get(transfer)
+            if source is None:
+                return  # it has ended
+            for layer, kind, ranges in pieces:
+                region = Region(layer, Kind(kind))
+                source.ranges[region].extend(ranges)
+                self.state.sender.push(transfer, region, sum(length for _, length in ranges))
+            self.state.changed.notify_all()
+
+    def commit(self, transfer: int, first_token: int, meta: dict) -> None:
+        with self.state.changed:
+            self.state.sender.commit(time.monotonic(), transfer, first_token, meta)
+
+    def cancel(self, transfer: int) -> None:
+        with self.state.changed:
+            self.state.sender.cancel(time.monotonic(), transfer)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to send and no connection: the session can be forgotten."""
+        return self.control is None and not self._dialling and not self.state.sender.active
+
+    # --- the loop ----------------------------------------------------------------------------
+
+    def service(self, now: float, worker_alive: bool) -> list[SenderEvent]:
+        """Deadlines, redial, outgoing frames; returns what happened to transfers."""
+        state = self.state
+        sender = state.sender
+        self._adopt_dialled(now)
+        with state.changed:
+            if worker_alive:
+                for lane in sender.tick(now):
+                    self.lanes[lane].drop()
+            silent = sender.silent_s(now) > self.settings.deadlines.peer_silence_s
+        if self.control is not None and silent:
+            self.disconnect(now, "the peer is silent")
+        if (
+            self.control is None
+            and not self._dialling
+            and sender.active
+            and now >= self._dial_after_s
+        ):
+            self._dialling = True
+            threading.Thread(target=self._dial_control, name="dial", daemon=True).start()
+        with state.changed:
+            frames = list(sender.outbox)
+            sender.outbox.clear()
+        if self.control is not None:
+            try:
+                for frame in frames:
+                    self.control.send_frame(frame)
+            except OSError as error:
+                self.disconnect(now, str(error))
+        with state.changed:
+            events = list(sender.events)
+            sender.events.clear()
+            for event in events:
+                if hasattr(event, "committed"):
+                    state.sources.pop(event.transfer, None)
+        return events
+
+    def on_readable(self, now: float) -> None:
+        """The control connection has something to read."""
+        if self.control is None:
+            return
+        try:
+            frames = self.control.frames()
+            with self.state.changed:
+                for frame in frames:
+                    self.state.sender.on_frame(now, frame)
+                self.state.changed.notify_all()
+        except BROKEN as error:
+            self.disconnect(now, str(error))
+
+    def disconnect(self, now: float, why: str) -> None:
+        """Drop the control connection and every lane; the next `service` dials again."""
+        if self.control is None:
+            return
+        sever(self.control.socket)
+        self._retired.append(self.control)
+        self.control = None
+        self._dial_after_s = now + self.settings.deadlines.redial_s
+        with self.state.changed:
+            self.state.epoch += 1
+            self.state.sender.trouble = why
+            self.state.sender.on_disconnected(now)
+            for lane in self.lanes:
+                lane.drop()
+            self.state.changed.notify_all()
+
+    def take_retired(self) -> list[Control]:
+        """Control connections that ended since the last call, for the loop to close."""
+        retired, self._retired = self._retired, []
+        return retired
+
+    def sample(self, now: float) -> list[TcpInfo]:
+        """TCP_INFO of the live lanes; notes which of them move."""
+        samples = []
+        with self.state.changed:
+            for lane in self.lanes:
+                if lane.socket is None:
+                    continue
+                try:
+                    info = read_tcp_info(lane.socket)
+                except OSError:
+                    continue
+                if info.bytes_acked != self._acked.get(lane.lane):
+                    self._acked[lane.lane] = info.bytes_acked
+                    self.state.sender.lane_moved(now, lane.lane)
+                samples.append(info)
+        return samples
+
+    def close(self) -> None:
+        """End the lanes' threads."""
+        if self.control is not None:
+            self.control.close()
+            self.control = None
+        with self.state.changed:
+            self.state.closed = True
+            self.state.epoch += 1
+            for lane in self.lanes:
+                lane.drop()
+            self.state.changed.notify_all()
+
+    # --- dialling ----------------------------------------------------------------------------
+
+    def _adopt_dialled(self, now: float) -> None:
+        dialled, self._dialled = self._dialled, None
+        if dialled is None:
+            return
+        self._dialling = False
+        self._dial_after_s = now + self.settings.deadlines.redial_s
+        with self.state.changed:
+            if dialled.control is not None:
+                self.control = dialled.control
+                self.identity = dialled.control.identity
+                self.state.epoch += 1
+                self.state.sender.on_connected(now, dialled.control.peer)
+            elif dialled.refused is not None:
+                self.state.sender.fail_all(
+                    now, dialled.refused.text, dialled.refused.retryable, refused=True
+                )
+            else:
+                self.state.sender.trouble = dialled.error
+            self.state.changed.notify_all()
+
+    def _dial_control(self) -> None:
+        try:
+            sock, welcome = self._connect(-1)
+            self._dialled = _Dialled(Control(sock, welcome.header.source, peer_identity(sock)))
+        except Refused as error:
+            self._dialled = _Dialled(refused=error.reason)
+        except BROKEN as error:
+            self._dialled = _Dialled(error=f"{self.peer.host}:{self.peer.port}: {error}")
+        self.wake()
+
+    def _connect_lane(self, lane: int) -> socket.socket:
+        sock, _ = self._connect(lane)
+        sock.settimeout(None)
+        return sock
+
+    def _connect(self, lane: int) -> tuple[socket.socket, Frame]:
+        settings = self.settings
+        deadline_s = time.monotonic() + settings.deadlines.handshake_s
+        sock = dial(
+            self.peer.host,
+            self.peer.port,
+            settings.tcp,
+            settings.deadlines.handshake_s,
+            self.context,
+            self.peer.host,
+        )
+        try:
+            # A lane belongs to the life of the peer that the control connection met.
+            target = self.peer.incarnation if lane < 0 else self.state.sender.peer_incarnation
+            hello = Hello(settings.layout, lane, settings.codecs)
+            write_frame(
+                sock,
+                control_frame(
+                    Type.HELLO,
+                    source=self.state.sender.incarnation,
+                    target=target,
+                    body=hello.encode(),
+                ),
+            )
+            answer = read_frame(sock, deadline_s)
+            if answer.header.type is Type.ERROR:
+                raise Refused(Reason.decode(answer.body))
+            if answer.header.type is not Type.WELCOME:
+                raise FrameError(f"{answer.header.type.name} in answer to a hello")
+        except BaseException:
+            sock.close()
+            raise
+        return sock, answer

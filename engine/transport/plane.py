@@ -1,0 +1,351 @@
+"""The data plane: a process that moves cache bytes, beside the worker and without its interpreter
+lock. Started by `client.DataPlane`; ends with its parent.
+
+One loop (this module) runs deadlines, control connections and the worker's socket; lanes are
+threads (`lanes`). Messages of the worker: open, push, commit, cancel (sending); grant, refuse,
+admit, reject (receiving); beat, close. To the worker: ready, granted, ended; offered, withdrawn,
+verified, aborted; samples, audit, failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from engine.transport.arena import SharedArena
+from engine.transport.audit import audit_row
+from engine.transport.control import Control, Pipe
+from engine.transport.inbound import Inbound
+from engine.transport.ipc import Message, MessageReader, encode, send
+from engine.transport.messages import Key, Manifest
+from engine.transport.outbound import Peer, Session
+from engine.transport.receiver import Aborted, Handle, Offered, ReceiverEvent, Verified, Withdrawn
+from engine.transport.regions import Kind, RangeList, Region
+from engine.transport.security import client_context, server_context
+from engine.transport.sender import Granted, SenderEvent
+from engine.transport.settings import Settings
+from engine.transport.sockets import is_loopback
+
+IDLE_TICK_S = 0.05
+#: A session without connection and work is forgotten after this long.
+IDLE_SESSION_S = 5.0
+
+
+class WorkerGone(Exception):
+    """The worker closed its end or died: the plane ends too."""
+
+
+class Plane:
+    """The loop's state."""
+
+    def __init__(self, settings: Settings, arena: SharedArena, worker: socket.socket) -> None:
+        if settings.security is None and not (is_loopback(settings.host) or settings.allow_plain):
+            raise ValueError(
+                f"plain TCP on {settings.host}: give certificates, or ask for it by allow_plain"
+            )
+        self._settings = settings
+        self._arena = arena
+        self._worker = Pipe(worker)
+        self._reader = MessageReader()
+        self._selector = selectors.DefaultSelector()
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK)
+        self._woken = False
+        secure = settings.security
+        self._client_context = None if secure is None else client_context(secure)
+        self._inbound = Inbound(
+            settings, arena, self._wake, None if secure is None else server_context(secure)
+        )
+        self._sessions: dict[Peer, Session] = {}
+        self._registered: set[Control] = set()
+        self._dialled: dict[Control, Peer] = {}
+        self._by_worker: dict[int, tuple[Session, int, Manifest]] = {}
+        self._by_session: dict[tuple[Peer, int], int] = {}
+        self._offers: dict[Handle, Manifest] = {}
+        self._verified: dict[Handle, Verified] = {}
+        self._worker_heard_s = time.monotonic()
+        self._sampled_s = 0.0
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_wakeup)
+        self._selector.register(self._worker, selectors.EVENT_READ, self._on_worker)
+        self._selector.register(self._inbound.listener, selectors.EVENT_READ, self._on_listener)
+
+    def run(self) -> None:
+        """Until the worker is gone or says close."""
+        self._tell({"op": "ready", "port": self._inbound.port})
+        while True:
+            active = any(s.state.sender.active for s in self._sessions.values())
+            tick_s = self._settings.sample_s if active else IDLE_TICK_S
+            for key, _ in self._selector.select(tick_s):
+                key.data(key.fileobj)
+            self._service()
+
+    def close(self) -> None:
+        for session in self._sessions.values():
+            session.close()
+        self._inbound.close()
+
+    def _wake(self) -> None:
+        """Make the loop turn (any thread). Most calls find it woken already."""
+        if not self._woken:
+            self._woken = True
+            os.eventfd_write(self._wakeup, 1)
+
+    def _tell(self, message: Message) -> None:
+        try:
+            self._worker.send(encode(message))
+        except OSError as error:
+            raise WorkerGone from error
+
+    # --- loop events -------------------------------------------------------------------------
+
+    def _on_wakeup(self, _: Any) -> None:
+        os.eventfd_read(self._wakeup)
+        self._woken = False
+
+    def _on_listener(self, _: Any) -> None:
+        self._inbound.accept()
+
+    def _on_worker(self, _: Any) -> None:
+        try:
+            data = self._worker.receive()
+        except OSError as error:
+            raise WorkerGone from error
+        self._worker_heard_s = time.monotonic()
+        for message in self._reader.feed(data):
+            self._handlers[message["op"]](self, message)
+
+    def _worker_alive(self, now: float) -> bool:
+        return now - self._worker_heard_s < self._settings.deadlines.worker_silence_s
+
+    def _on_session(self, control: Control) -> None:
+        session = self._sessions[self._dialled[control]]
+        session.on_readable(time.monotonic())
+
+    def _on_inbound(self, control: Control) -> None:
+        now = time.monotonic()
+        if not self._inbound.on_readable(now, control, self._worker_alive(now)):
+            self._forget(control)
+
+    def _forget(self, control: Control) -> None:
+        """The only place where control connections close: a descriptor must leave the selector
+        before its number can be used again."""
+        if control in self._registered:
+            self._registered.discard(control)
+            self._selector.unregister(control)
+        self._dialled.pop(control, None)
+        control.close()
+
+    def _register(self, control: Control, handler: Callable[[Control], None]) -> None:
+        self._registered.add(control)
+        self._selector.register(control, selectors.EVENT_READ, handler)
+
+    def _service(self) -> None:
+        now = time.monotonic()
+        alive = self._worker_alive(now)
+        if self._worker.wants_write:
+            try:
+                self._worker.flush()
+            except OSError as error:
+                raise WorkerGone from error
+        for control in self._inbound.fresh_controls():
+            self._register(control, self._on_inbound)
+        events, ended = self._inbound.service(now)
+        for control in ended:
+            self._forget(control)
+        for event in events:
+            self._on_receiver_event(event)
+        for peer, session in list(self._sessions.items()):
+            for sent in session.service(now, alive):
+                self._on_sender_event(session, sent)
+            for control in session.take_retired():
+                self._forget(control)
+            current = session.control
+            if current is not None and current not in self._registered:
+                self._dialled[current] = peer
+                self._register(current, self._on_session)
+            if session.idle and now - session.used_s > IDLE_SESSION_S:
+                session.close()
+                del self._sessions[peer]
+        if now - self._sampled_s >= self._settings.sample_s:
+            self._sampled_s = now
+            self._sample(now)
+
+    def _sample(self, now: float) -> None:
+        rows = []
+        for peer, session in self._sessions.items():
+            infos = session.sample(now)
+            if infos:
+                rows.append(
+                    {
+                        "peer": [peer.host, peer.port, peer.incarnation],
+                        "time_s": now,
+                        "backlog_bytes": session.state.sender.backlog_bytes,
+                        "lanes": [asdict(info) for info in infos],
+                    }
+                )
+        if rows:
+            self._tell({"op": "samples", "rows": rows})
+
+    # --- sending -----------------------------------------------------------------------------
+
+    def _open(self, message: Message) -> None:
+        peer = Peer(*message["peer"])
+        session = self._sessions.get(peer)
+        if session is None:
+            session = Session(peer, self._settings, self._arena, self._wake, self._client_context)
+            self._sessions[peer] = session
+        manifest = Manifest.from_json(message["manifest"])
+        transfer = session.open(Key(*message["key"]), manifest)
+        self._by_worker[message["t"]] = (session, transfer, manifest)
+        self._by_session[peer, transfer] = message["t"]
+
+    def _push(self, message: Message) -> None:
+        known = self._by_worker.get(message["t"])
+        if known is not None:
+            known[0].push(known[1], message["pieces"])
+
+    def _commit(self, message: Message) -> None:
+        known = self._by_worker.get(message["t"])
+        if known is not None:
+            known[0].commit(known[1], message["first_token"], message["meta"])
+
+    def _cancel(self, message: Message) -> None:
+        known = self._by_worker.get(message["t"])
+        if known is not None:
+            known[0].cancel(known[1])
+
+    def _on_sender_event(self, session: Session, event: SenderEvent) -> None:
+        number = self._by_session[session.peer, event.transfer]
+        if isinstance(event, Granted):
+            self._tell({"op": "granted", "t": number})
+            return
+        del self._by_session[session.peer, event.transfer]
+        _, _, manifest = self._by_worker.pop(number)
+        message = asdict(event)
+        message.update(
+            op="ended", t=number, key=list(event.key), seconds=event.ended_s - event.started_s
+        )
+        self._tell(message)
+        if event.committed:
+            self._audit("sent", session.identity, event.key, manifest, event.digest)
+
+    # --- receiving ---------------------------------------------------------------------------
+
+    def _on_receiver_event(self, event: ReceiverEvent) -> None:
+        message: Message = {"h": list(event.handle), "key": list(event.key)}
+        match event:
+            case Offered():
+                self._offers[event.handle] = event.manifest
+                message.update(
+                    op="offered", manifest=event.manifest.to_json(), identity=event.identity
+                )
+            case Withdrawn():
+                self._offers.pop(event.handle, None)
+                message.update(op="withdrawn", reason=event.reason)
+            case Verified():
+                self._verified[event.handle] = event
+                message.update(
+                    op="verified",
+                    identity=event.identity,
+                    first_token=event.commit.first_token,
+                    meta=event.commit.meta,
+                )
+            case Aborted():
+                self._verified.pop(event.handle, None)
+                message.update(op="aborted", reason=event.reason)
+        self._tell(message)
+
+    def _grant(self, message: Message) -> None:
+        handle = (message["h"][0], message["h"][1])
+        manifest = self._offers.pop(handle, None)
+        granted = False
+        if manifest is not None:
+            destinations = {
+                Region(layer, Kind(kind)): RangeList(ranges)
+                for layer, kind, ranges in message["destinations"]
+            }
+            granted = self._inbound.grant(handle, destinations, manifest)
+        if not granted:
+            self._tell({"op": "aborted", "h": message["h"], "reason": "no longer wanted"})
+
+    def _refuse(self, message: Message) -> None:
+        handle = (message["h"][0], message["h"][1])
+        self._offers.pop(handle, None)
+        self._inbound.refuse(handle, message["reason"], message["retryable"])
+
+    def _admit(self, message: Message) -> None:
+        handle = (message["h"][0], message["h"][1])
+        event = self._verified.pop(handle, None)
+        if event is not None and self._inbound.admit(handle):
+            self._audit("received", event.identity, event.key, event.manifest, event.commit.digest)
+
+    def _reject(self, message: Message) -> None:
+        handle = (message["h"][0], message["h"][1])
+        self._inbound.reject(handle, message["reason"])
+
+    # --- the rest ----------------------------------------------------------------------------
+
+    def _audit(
+        self, direction: str, identity: str, key: Key, manifest: Manifest, digest: int
+    ) -> None:
+        row = audit_row(direction, identity, key, manifest, digest, time.time())
+        self._tell({"op": "audit", "row": row})
+
+    def _beat(self, message: Message) -> None:
+        """Being read is what a beat is for."""
+
+    def _close(self, message: Message) -> None:
+        raise WorkerGone
+
+    _handlers: ClassVar[dict[str, Callable[[Plane, Message], None]]] = {
+        "open": _open,
+        "push": _push,
+        "commit": _commit,
+        "cancel": _cancel,
+        "grant": _grant,
+        "refuse": _refuse,
+        "admit": _admit,
+        "reject": _reject,
+        "beat": _beat,
+        "close": _close,
+    }
+
+
+def main() -> int:
+    """Process entry: descriptors are inherited, settings are the first message."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--worker-fd", type=int, required=True)
+    parser.add_argument("--arena-fd", type=int, required=True)
+    options = parser.parse_args()
+    # Ctrl-C reaches the whole process group; the worker decides when its plane ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    worker = socket.socket(fileno=options.worker_fd)
+    arena = SharedArena.attach(options.arena_fd)
+    reader = MessageReader()
+    first: Message | None = None
+    while first is None:
+        data = worker.recv(1 << 16)
+        if not data:
+            return 0
+        first = next(iter(list(reader.feed(data))), None)
+    try:
+        plane = Plane(Settings.from_json(first), arena, worker)
+    except (OSError, ValueError) as error:
+        send(worker, {"op": "failed", "reason": str(error)})
+        return 2
+    with contextlib.suppress(WorkerGone):
+        plane.run()
+    plane.close()
+    # Lanes may be blocked in system calls on connections that just closed; nothing waits for them.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

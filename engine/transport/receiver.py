@@ -1,0 +1,493 @@
+"""The receiving end for all peers of one plane, without I/O: time and frames are passed in.
+
+A transfer is granted only after the application has reserved memory for the whole of it, is written
+chunk by chunk, and is admitted only when every chunk arrived, every checksum agreed and the digest
+agreed. Whatever else happens ends in `Aborted`, exactly once, and only when no lane can still write
+into the transfer's memory (quarantine).
+
+Driver's duties: pass frames to `on_frame` (after `on_connected`), send what `outbox` holds, call
+`tick` often; answer `Offered` with `grant` or `refuse` and `Verified` with `admit` or `reject`. For
+each DATA header a lane calls `begin_chunk`, fills the memory named, and calls `end_chunk`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from engine.transport.errors import FrameError
+from engine.transport.frames import Frame, Header, Type, control_frame
+from engine.transport.messages import (
+    Commit,
+    Grant,
+    Key,
+    Manifest,
+    Offer,
+    Reason,
+    decode_numbers,
+    encode_numbers,
+)
+from engine.transport.regions import ChunkPlan, Kind, Region
+from engine.transport.timing import Deadlines, Limits
+from engine.transport.verify import digest_of
+
+#: A transfer at the receiver: (the sender's incarnation, the sender's number of the transfer).
+Handle = tuple[int, int]
+_NOTHING, _WRITING, _HERE = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Reserve memory for the whole manifest, then `grant` or `refuse`."""
+
+    handle: Handle
+    key: Key
+    manifest: Manifest
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """An offer is void before it was answered: stop reserving."""
+
+    handle: Handle
+    key: Key
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The cache is whole and its digest agrees: `admit` or `reject` it."""
+
+    handle: Handle
+    key: Key
+    manifest: Manifest
+    commit: Commit
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """A granted transfer ended without admission; its memory may be reused now."""
+
+    handle: Handle
+    key: Key
+    reason: str
+
+
+ReceiverEvent = Offered | Withdrawn | Verified | Aborted
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a chunk goes: bytes [start, start + size) of `region` of the transfer `handle`."""
+
+    handle: Handle
+    number: int
+    region: Region
+    start: int
+    size: int
+    checksum: int
+
+
+class _State(Enum):
+    OFFERED = auto()
+    GRANTED = auto()
+    ADMITTING = auto()
+    ABORTING = auto()
+
+
+@dataclass(slots=True)
+class _Incoming:
+    handle: Handle
+    key: Key
+    manifest: Manifest
+    plan: ChunkPlan
+    identity: str
+    lease_until_s: float
+    state: _State = _State.OFFERED
+    chunks: bytearray = field(default_factory=bytearray)
+    checksums: array[int] = field(default_factory=lambda: array("Q"))
+    here: int = 0
+    writers: int = 0
+    commit: Commit | None = None
+    answer: Type = Type.ABORTED
+    reason: Reason = field(default_factory=lambda: Reason(""))
+    since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """How a transfer ended, kept to answer frames that come again."""
+
+    key: Key
+    answer: Type
+    reason: Reason
+
+
+class Receiver:
+    """See the module. `wire_size(manifest, kind, size)` gives a chunk's bytes on the wire (codecs);
+    `authorise(identity, manifest)` returns why not, or an empty string."""
+
+    def __init__(
+        self,
+        incarnation: int,
+        deadlines: Deadlines = Deadlines(),
+        limits: Limits = Limits(),
+        authorise: Callable[[str, Manifest], str] = lambda identity, manifest: "",
+        wire_size: Callable[[Manifest, Kind, int], int] = lambda manifest, kind, size: size,
+    ) -> None:
+        self.incarnation = incarnation
+        #: (source incarnation, frame)
+        self.outbox: deque[tuple[int, Frame]] = deque()
+        self.events: deque[ReceiverEvent] = deque()
+        self._deadlines = deadlines
+        self._limits = limits
+        self._authorise = authorise
+        self._wire_size = wire_size
+        self._identities: dict[int, str] = {}
+        self._transfers: dict[Handle, _Incoming] = {}
+        self._past: OrderedDict[Handle, _Past] = OrderedDict()
+        self._newest: OrderedDict[str, int] = OrderedDict()
+        self._acks: dict[Handle, list[int]] = {}
+
+    # --- connections -------------------------------------------------------------------------
+
+    def on_connected(self, source: int, identity: str) -> None:
+        """A handshake of the peer with incarnation `source` is done."""
+        self._identities[source] = identity
+
+    @property
+    def active(self) -> int:
+        """Transfers that hold, or wait for, memory."""
+        return len(self._transfers)
+
+    def on_frame(self, now: float, source: int, frame: Frame) -> None:
+        """One control frame. Frames that are not from `source` to this incarnation are dropped.
+
+        Raises FrameError for a body that breaks the format; the connection should then close.
+        """
+        header = frame.header
+        if header.source != source or header.target != self.incarnation:
+            return
+        handle = (source, header.transfer)
+        match header.type:
+            case Type.PING:
+                self._emit(source, Type.PONG)
+            case Type.LEASE:
+                for number in decode_numbers(frame.body, "Q"):
+                    self._renew(now, (source, number))
+            case Type.OFFER:
+                self._on_offer(now, handle, Offer.decode(frame.body, header.attempt))
+            case Type.COMMIT:
+                self._on_commit(now, handle, header, Commit.decode(frame.body))
+            case Type.CANCEL:
+                self._on_cancel(now, handle, header.attempt)
+            case _:
+                pass
+
+    def tick(self, now: float) -> None:
+        """Leases that ended, answers that did not come."""
+        for transfer in list(self._transfers.values()):
+            if transfer.state in (_State.OFFERED, _State.GRANTED):
+                if now > transfer.lease_until_s:
+                    self._abort(transfer, Type.ABORTED, Reason("the sender's lease ended"))
+                elif (
+                    transfer.state is _State.OFFERED
+                    and now - transfer.since_s > self._deadlines.grant_s
+                ):
+                    self._refuse_open(transfer, Reason("no memory was reserved in time"))
+            elif (
+                transfer.state is _State.ADMITTING
+                and now - transfer.since_s > self._deadlines.admit_s
+            ):
+                self._abort(transfer, Type.ABORTED, Reason("the cache was not admitted in time"))
+
+    def flush_acks(self) -> None:
+        """Turn chunks that arrived since the last call into ACK frames."""
+        for handle, numbers in self._acks.items():
+            key = self._key_of(handle)
+            if key is not None:
+                self._emit(handle[0], Type.ACK, handle[1], key.attempt, encode_numbers(numbers))
+        self._acks.clear()
+
+    # --- what the application answers --------------------------------------------------------
+
+    def grant(self, now: float, handle: Handle) -> bool:
+        """Memory for the whole transfer is reserved. False: nobody wants it any more, free it."""
+        transfer = self._transfers.get(handle)
+        if transfer is None or transfer.state is not _State.OFFERED:
+            return False
+        transfer.state = _State.GRANTED
+        transfer.since_s = now
+        # The wait for memory must not eat the lease.
+        transfer.lease_until_s = max(transfer.lease_until_s, now + self._deadlines.give_up_s)
+        self._send_grant(transfer)
+        return True
+
+    def refuse(self, handle: Handle, text: str, retryable: bool = True) -> None:
+        """No memory will be reserved."""
+        transfer = self._transfers.get(handle)
+        if transfer is not None and transfer.state is _State.OFFERED:
+            self._refuse_open(transfer, Reason(text, retryable), withdraw=False)
+
+    def admit(self, handle: Handle) -> bool:
+        """The application took the cache over. False: it came too late, the transfer is aborted."""
+        transfer = self._transfers.get(handle)
+        if transfer is None or transfer.state is not _State.ADMITTING:
+            return False
+        del self._transfers[handle]
+        self._remember(transfer, Type.COMMITTED, Reason(""))
+        self._emit(handle[0], Type.COMMITTED, handle[1], transfer.key.attempt)
+        return True
+
+    def reject(self, handle: Handle, text: str) -> None:
+        """The application does not take the cache; `Aborted` follows."""
+        transfer = self._transfers.get(handle)
+        if transfer is not None and transfer.state is _State.ADMITTING:
+            self._abort(transfer, Type.ABORTED, Reason(text))
+
+    def abort(self, handle: Handle, text: str) -> None:
+        """Give a granted transfer up from this side; `Aborted` follows."""
+        transfer = self._transfers.get(handle)
+        if transfer is not None and transfer.state is not _State.ABORTING:
+            self._abort(transfer, Type.ABORTED, Reason(text))
+
+    # --- what lanes ask ----------------------------------------------------------------------
+
+    def begin_chunk(self, now: float, header: Header) -> Slot | None:
+        """Where the body of a DATA frame goes, or None: read it and throw it away (late, doubled,
+        or of a transfer that ended). Raises FrameError for a chunk the manifest does not have."""
+        handle = (header.source, header.transfer)
+        if header.target != self.incarnation:
+            raise FrameError("chunk for another incarnation")
+        transfer = self._transfers.get(handle)
+        if transfer is None or transfer.key.attempt != header.attempt:
+            return None
+        try:
+            region = Region(header.layer, Kind(header.kind))
+        except ValueError as error:
+            raise FrameError(f"region kind {header.kind}") from error
+        number = transfer.plan.number(region, header.chunk)
+        if number is None:
+            raise FrameError(f"chunk {header.chunk} of {region} is not in the manifest")
+        _, _, start, size = transfer.plan.locate(number)
+        expected = self._wire_size(transfer.manifest, region.kind, size)
+        if header.body_bytes != expected:
+            raise FrameError(f"chunk of {header.body_bytes} bytes, the manifest says {expected}")
+        if transfer.state is not _State.GRANTED:
+            return None
+        if transfer.chunks[number] != _NOTHING:
+            if transfer.chunks[number] == _HERE:
+                self._ack(handle, number)  # the acknowledgement may have been lost
+            return None
+        transfer.chunks[number] = _WRITING
+        transfer.writers += 1
+        transfer.lease_until_s = now + self._deadlines.give_up_s
+        return Slot(handle, number, region, start, size, header.checksum)
+
+    def end_chunk(self, now: float, slot: Slot, checksum: int | None) -> None:
+        """The lane no longer writes into the chunk's memory. `checksum`: of the body as it arrived;
+        None where the connection broke in it."""
+        transfer = self._transfers[slot.handle]
+        transfer.writers -= 1
+        if checksum == slot.checksum:
+            transfer.chunks[slot.number] = _HERE
+            transfer.checksums[slot.number] = checksum
+            transfer.here += 1
+            self._ack(slot.handle, slot.number)
+        else:
+            transfer.chunks[slot.number] = _NOTHING
+            if transfer.state is _State.GRANTED:
+                # Also after a broken connection: another copy of the chunk may have been thrown
+                # away while this one was being written.
+                self._ask_again(transfer, Type.LOST if checksum is None else Type.NACK, slot.number)
+        if transfer.state is _State.ABORTING:
+            self._maybe_release(transfer)
+        else:
+            self._maybe_verify(now, transfer)
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _emit(
+        self, source: int, type_: Type, transfer: int = 0, attempt: int = 0, body: bytes = b""
+    ) -> None:
+        frame = control_frame(
+            type_,
+            source=self.incarnation,
+            target=source,
+            transfer=transfer,
+            attempt=attempt,
+            body=body,
+        )
+        self.outbox.append((source, frame))
+
+    def _ack(self, handle: Handle, number: int) -> None:
+        self._acks.setdefault(handle, []).append(number)
+
+    def _ask_again(self, transfer: _Incoming, type_: Type, number: int) -> None:
+        source, id_ = transfer.handle
+        self._emit(source, type_, id_, transfer.key.attempt, encode_numbers([number]))
+
+    def _key_of(self, handle: Handle) -> Key | None:
+        transfer = self._transfers.get(handle)
+        if transfer is not None:
+            return transfer.key
+        past = self._past.get(handle)
+        return None if past is None else past.key
+
+    def _renew(self, now: float, handle: Handle) -> None:
+        transfer = self._transfers.get(handle)
+        if transfer is not None:
+            transfer.lease_until_s = now + self._deadlines.give_up_s
+
+    def _on_offer(self, now: float, handle: Handle, offer: Offer) -> None:
+        source, id_ = handle
+        key = offer.key
+        past = self._past.get(handle)
+        if past is not None:
+            self._emit(source, past.answer, id_, past.key.attempt, past.reason.encode())
+            return
+        known = self._transfers.get(handle)
+        if known is not None:
+            if known.key != key or known.manifest != offer.manifest:
+                raise FrameError("an offer changed its manifest")
+            self._renew(now, handle)
+            if known.state in (_State.GRANTED, _State.ADMITTING):
+                self._send_grant(known)
+            return
+        identity = self._identities.get(source, "")
+        manifest = offer.manifest
+        why_not = self._authorise(identity, manifest)
+        if why_not:
+            self._refuse_new(handle, key, Reason(why_not, retryable=False))
+            return
+        if key.attempt < self._newest.get(key.request_id, 0):
+            self._refuse_new(handle, key, Reason("a later attempt exists", retryable=False))
+            return
+        if sum(h[0] == source for h in self._transfers) >= self._limits.max_transfers:
+            self._refuse_new(handle, key, Reason("too many transfers of this peer are open"))
+            return
+        for other in list(self._transfers.values()):
+            # One whose commit is being answered ends by that answer, not by this offer.
+            if other.key.request_id == key.request_id and other.state is not _State.ADMITTING:
+                self._abort(other, Type.ABORTED, Reason("a later attempt was offered"))
+        self._newest[key.request_id] = key.attempt
+        self._newest.move_to_end(key.request_id)
+        while len(self._newest) > self._limits.remembered:
+            self._newest.popitem(last=False)
+        plan = ChunkPlan(manifest.regions, manifest.chunk_bytes)
+        transfer = _Incoming(
+            handle, key, manifest, plan, identity, now + self._deadlines.give_up_s, since_s=now
+        )
+        transfer.chunks = bytearray(plan.count)
+        transfer.checksums = array("Q", bytes(8 * plan.count))
+        self._transfers[handle] = transfer
+        self.events.append(Offered(handle, key, manifest, identity))
+
+    def _send_grant(self, transfer: _Incoming) -> None:
+        have = bytearray(-(-transfer.plan.count // 8))
+        for number, state in enumerate(transfer.chunks):
+            if state == _HERE:
+                have[number >> 3] |= 1 << (number & 7)
+        source, id_ = transfer.handle
+        body = Grant(self._limits.credit_bytes, bytes(have)).encode()
+        self._emit(source, Type.GRANT, id_, transfer.key.attempt, body)
+
+    def _on_commit(self, now: float, handle: Handle, header: Header, commit: Commit) -> None:
+        past = self._past.get(handle)
+        if past is not None:
+            self._emit(handle[0], past.answer, handle[1], past.key.attempt, past.reason.encode())
+            return
+        transfer = self._transfers.get(handle)
+        if (
+            transfer is None
+            or transfer.state is not _State.GRANTED
+            or header.attempt != transfer.key.attempt
+        ):
+            return
+        transfer.commit = commit
+        self._renew(now, handle)
+        self._maybe_verify(now, transfer)
+
+    def _on_cancel(self, now: float, handle: Handle, attempt: int) -> None:
+        past = self._past.get(handle)
+        transfer = self._transfers.get(handle)
+        if transfer is not None and transfer.state is not _State.ADMITTING:
+            if transfer.state is not _State.ABORTING:
+                self._abort(transfer, Type.CANCELLED, Reason("cancelled by the sender"))
+            transfer.answer = Type.CANCELLED
+        elif past is not None and past.answer is Type.COMMITTED:
+            self._emit(handle[0], Type.COMMITTED, handle[1], attempt)
+        elif transfer is None:
+            self._emit(handle[0], Type.CANCELLED, handle[1], attempt)
+        # ADMITTING: the commit came first; its answer ends the transfer.
+
+    def _maybe_verify(self, now: float, transfer: _Incoming) -> None:
+        if (
+            transfer.state is not _State.GRANTED
+            or transfer.commit is None
+            or transfer.here < transfer.plan.count
+        ):
+            return
+        if digest_of(transfer.checksums) != transfer.commit.digest:
+            self._abort(transfer, Type.ABORTED, Reason("the digest of the whole cache differs"))
+            return
+        transfer.state = _State.ADMITTING
+        transfer.since_s = now
+        self.events.append(
+            Verified(
+                transfer.handle,
+                transfer.key,
+                transfer.manifest,
+                transfer.commit,
+                transfer.identity,
+            )
+        )
+
+    def _refuse_new(self, handle: Handle, key: Key, reason: Reason) -> None:
+        self._past[handle] = _Past(key, Type.REFUSE, reason)
+        self._trim()
+        self._emit(handle[0], Type.REFUSE, handle[1], key.attempt, reason.encode())
+
+    def _refuse_open(self, transfer: _Incoming, reason: Reason, withdraw: bool = True) -> None:
+        del self._transfers[transfer.handle]
+        if withdraw:
+            self.events.append(Withdrawn(transfer.handle, transfer.key, reason.text))
+        self._refuse_new(transfer.handle, transfer.key, reason)
+
+    def _abort(self, transfer: _Incoming, answer: Type, reason: Reason) -> None:
+        if transfer.state is _State.ABORTING:
+            return
+        transfer.answer, transfer.reason = answer, reason
+        if transfer.state is _State.OFFERED:
+            del self._transfers[transfer.handle]
+            self.events.append(Withdrawn(transfer.handle, transfer.key, reason.text))
+            self._finish(transfer)
+            return
+        transfer.state = _State.ABORTING
+        self._maybe_release(transfer)
+
+    def _maybe_release(self, transfer: _Incoming) -> None:
+        if transfer.writers:
+            return
+        del self._transfers[transfer.handle]
+        self.events.append(Aborted(transfer.handle, transfer.key, transfer.reason.text))
+        self._finish(transfer)
+
+    def _finish(self, transfer: _Incoming) -> None:
+        self._remember(transfer, transfer.answer, transfer.reason)
+        source, id_ = transfer.handle
+        self._emit(source, transfer.answer, id_, transfer.key.attempt, transfer.reason.encode())
+
+    def _remember(self, transfer: _Incoming, answer: Type, reason: Reason) -> None:
+        self._acks.pop(transfer.handle, None)
+        self._past[transfer.handle] = _Past(transfer.key, answer, reason)
+        self._trim()
+
+    def _trim(self) -> None:
+        while len(self._past) > self._limits.remembered:
+            self._past.popitem(last=False)

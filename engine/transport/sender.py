@@ -1,0 +1,544 @@
+"""The sending end of one session, without I/O: time and frames go in, frames and events come out.
+
+One `Sender` stands for one peer. It survives reconnects: a transfer is offered again and resumes
+from the receiver's bitmap of chunks. A restarted peer (another incarnation) fails every transfer.
+
+Driver's duties: keep one control connection and some data lanes; pass frames to `on_frame`, send
+what `outbox` holds, call `tick` often; each lane takes work from `next_chunk`, sends it, and
+reports `chunk_sent`. Memory of a transfer must stay untouched until its last event (`Ended`), which comes
+only when no lane still reads from it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from engine.transport.frames import Frame, Header, Type, control_frame
+from engine.transport.messages import (
+    Commit,
+    Grant,
+    Key,
+    Manifest,
+    Offer,
+    Reason,
+    decode_numbers,
+    encode_numbers,
+)
+from engine.transport.regions import ChunkPlan, Region
+from engine.transport.timing import Deadlines, Limits
+from engine.transport.verify import digest_of
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTask:
+    """One chunk for a lane to send: bytes [start, start + size) of `region`."""
+
+    transfer: int
+    attempt: int
+    number: int
+    region: Region
+    index: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The receiver has reserved memory for the whole transfer."""
+
+    transfer: int
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last event of a transfer. `committed`: the receiver admitted the whole, verified cache.
+
+    wire_bytes: header and body bytes given to the network, resends included. resent: chunks sent
+    more than once. digest: what both ends agree the bytes were.
+    """
+
+    transfer: int
+    key: Key
+    committed: bool
+    reason: str
+    retryable: bool
+    refused: bool
+    wire_bytes: int
+    resent: int
+    digest: int
+    started_s: float
+    ended_s: float
+
+
+SenderEvent = Granted | Ended
+
+
+class _State(Enum):
+    OFFERED = auto()
+    GRANTED = auto()
+    CANCELLING = auto()
+    ENDING = auto()
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    id: int
+    key: Key
+    manifest: Manifest
+    plan: ChunkPlan
+    started_s: float
+    state: _State = _State.OFFERED
+    granted_once: bool = False
+    available: dict[Region, int] = field(default_factory=dict)
+    ready: deque[int] = field(default_factory=deque)
+    in_flight: dict[int, int] = field(default_factory=dict)  # chunk -> lane
+    in_flight_bytes: int = 0
+    acked: bytearray = field(default_factory=bytearray)
+    acked_count: int = 0
+    unacked_bytes: int = 0  # pushed, not yet acknowledged
+    hashed: bytearray = field(default_factory=bytearray)
+    hashed_count: int = 0
+    checksums: array[int] = field(default_factory=lambda: array("Q"))
+    corrupt: dict[int, int] = field(default_factory=dict)  # chunk -> times found corrupt
+    credit_bytes: int = 0
+    commit: tuple[int, dict] | None = None  # first_token, meta
+    commit_sent: bool = False
+    digest: int = 0
+    readers: int = 0  # lanes that read from the source memory now
+    wire_bytes: int = 0
+    resent: int = 0
+    committed: bool = False
+    refused: bool = False
+    reason: str = ""
+    retryable: bool = True
+    waiting_since_s: float = 0.0
+
+
+class Sender:
+    """See the module. `outbox` and `events` are drained by the driver after each call."""
+
+    def __init__(
+        self, incarnation: int, deadlines: Deadlines = Deadlines(), limits: Limits = Limits()
+    ) -> None:
+        self.incarnation = incarnation
+        self.peer_incarnation = 0
+        self.outbox: deque[Frame] = deque()
+        self.events: deque[SenderEvent] = deque()
+        self.connected = False
+        self.heard_s: float | None = None
+        #: Why the driver cannot connect, for the reason of a failure.
+        self.trouble = ""
+        self._deadlines = deadlines
+        self._limits = limits
+        self._transfers: dict[int, _Outgoing] = {}
+        self._next_id = 1
+        self._pinged_s = float("-inf")
+        self._lane_progress: dict[int, float] = {}
+
+    # --- what the application asks -----------------------------------------------------------
+
+    def open(self, now: float, key: Key, manifest: Manifest) -> int:
+        """Offer a transfer; returns its number. Chunks may be pushed at once, they wait for the
+        grant. Raises ValueError for a manifest out of bounds."""
+        manifest.validate()
+        plan = ChunkPlan(manifest.regions, manifest.chunk_bytes)
+        transfer = _Outgoing(self._next_id, key, manifest, plan, started_s=now, waiting_since_s=now)
+        transfer.acked = bytearray(plan.count)
+        transfer.hashed = bytearray(plan.count)
+        transfer.checksums = array("Q", bytes(8 * plan.count))
+        transfer.available = {item.region: 0 for item in manifest.regions}
+        self._next_id += 1
+        if not self._transfers:
+            self.heard_s = now  # silence counts from the time there was something to say
+        self._transfers[transfer.id] = transfer
+        if self.connected:
+            self._offer(transfer)
+        return transfer.id
+
+    def push(self, transfer_id: int, region: Region, size: int) -> None:
+        """`size` further bytes of `region` are final and readable. Raises ValueError beyond the
+        manifest; a transfer that has ended ignores it."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None or transfer.state is _State.ENDING:
+            return
+        before = transfer.available.get(region)
+        if before is None:
+            raise ValueError(f"{region} is not in the manifest")
+        after = before + size
+        if after > transfer.plan.size_of(region):
+            raise ValueError(
+                f"{region}: {after} bytes pushed of {transfer.plan.size_of(region)} in the manifest"
+            )
+        transfer.available[region] = after
+        transfer.unacked_bytes += size
+        known = transfer.plan.complete(region, before)
+        whole = transfer.plan.complete(region, after)
+        acked = transfer.acked
+        transfer.ready.extend(n for n in range(known.stop, whole.stop) if not acked[n])
+
+    def commit(self, now: float, transfer_id: int, first_token: int, meta: dict) -> None:
+        """Everything is pushed. Raises ValueError where regions are short."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None or transfer.state is _State.ENDING:
+            return
+        for item in transfer.manifest.regions:
+            if transfer.available[item.region] != item.size_bytes:
+                raise ValueError(
+                    f"{item.region}: {transfer.available[item.region]} bytes pushed of "
+                    f"{item.size_bytes} in the manifest"
+                )
+        transfer.commit = (first_token, meta)
+        transfer.waiting_since_s = now
+        self._maybe_commit(transfer)
+
+    def cancel(self, now: float, transfer_id: int, reason: str = "cancelled by the sender") -> None:
+        """Stop sending; `Ended` follows when the receiver has let go of its blocks (or is lost)."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None or transfer.state in (_State.CANCELLING, _State.ENDING):
+            return
+        transfer.state = _State.CANCELLING
+        transfer.reason = reason
+        transfer.retryable = False
+        transfer.ready.clear()
+        if self.connected:
+            self._emit(Type.CANCEL, transfer)
+        elif self.peer_incarnation == 0:
+            self._end(now, transfer, reason, retryable=False)  # never offered to anyone
+
+    @property
+    def active(self) -> int:
+        """Transfers that have not ended."""
+        return len(self._transfers)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes pushed and not yet acknowledged, over all transfers."""
+        return sum(t.unacked_bytes for t in self._transfers.values())
+
+    # --- what lanes ask ----------------------------------------------------------------------
+
+    def next_chunk(self, now: float, lane: int) -> ChunkTask | None:
+        """The next chunk for a lane, oldest transfer first; None: nothing ready or no credit."""
+        if not self.connected:
+            return None
+        for transfer in self._transfers.values():
+            if transfer.state is not _State.GRANTED:
+                continue
+            while transfer.ready:
+                number = transfer.ready[0]
+                if transfer.acked[number] or number in transfer.in_flight:
+                    transfer.ready.popleft()
+                    continue
+                region, index, start, size = transfer.plan.locate(number)
+                if (
+                    transfer.in_flight_bytes
+                    and transfer.in_flight_bytes + size > transfer.credit_bytes
+                ):
+                    break
+                transfer.ready.popleft()
+                transfer.in_flight[number] = lane
+                transfer.in_flight_bytes += size
+                transfer.readers += 1
+                self._lane_progress.setdefault(lane, now)
+                return ChunkTask(
+                    transfer.id, transfer.key.attempt, number, region, index, start, size
+                )
+        return None
+
+    def chunk_sent(
+        self, now: float, task: ChunkTask, checksum: int | None, wire_bytes: int
+    ) -> None:
+        """A lane no longer reads the chunk's memory. `checksum` None: it was not sent whole."""
+        transfer = self._transfers.get(task.transfer)
+        if transfer is None:
+            return
+        transfer.readers -= 1
+        transfer.wire_bytes += wire_bytes
+        if checksum is not None:
+            transfer.checksums[task.number] = checksum
+            if transfer.hashed[task.number]:
+                transfer.resent += 1
+            else:
+                transfer.hashed[task.number] = 1
+                transfer.hashed_count += 1
+            self._maybe_commit(transfer)
+        self._maybe_release(now, transfer)
+
+    def lane_moved(self, now: float, lane: int) -> None:
+        """Bytes of the lane were acknowledged by the peer's kernel: it is not stalled."""
+        if lane in self._lane_progress:
+            self._lane_progress[lane] = now
+
+    def lane_down(self, now: float, lane: int) -> None:
+        """The lane's connection is gone; what it had under way is sent again by others."""
+        self._lane_progress.pop(lane, None)
+        for transfer in self._transfers.values():
+            for number in sorted(n for n, owner in transfer.in_flight.items() if owner == lane):
+                self._forget_flight(transfer, number)
+                if transfer.state is _State.GRANTED:
+                    transfer.ready.appendleft(number)
+
+    # --- the control connection --------------------------------------------------------------
+
+    def on_connected(self, now: float, peer_incarnation: int) -> None:
+        """The handshake is done. Another incarnation than before: the peer has restarted and knows
+        nothing of earlier transfers, so they fail."""
+        restarted = self.peer_incarnation not in (0, peer_incarnation)
+        self.peer_incarnation = peer_incarnation
+        self.connected = True
+        self.heard_s = now
+        self.trouble = ""
+        for transfer in list(self._transfers.values()):
+            if transfer.state is _State.ENDING:
+                continue
+            if restarted and (transfer.granted_once or transfer.state is _State.CANCELLING):
+                self._end(now, transfer, "the receiver was restarted", retryable=True)
+            elif transfer.state is _State.CANCELLING:
+                self._emit(Type.CANCEL, transfer)
+            else:
+                transfer.state = _State.OFFERED
+                transfer.commit_sent = False
+                self._offer(transfer)
+
+    def on_disconnected(self, now: float) -> None:
+        """The control connection is gone: chunks under way are unknown until the next grant."""
+        self.connected = False
+        self.outbox.clear()
+        for transfer in self._transfers.values():
+            for number in sorted(transfer.in_flight, reverse=True):
+                self._forget_flight(transfer, number)
+                if transfer.state is _State.GRANTED:
+                    transfer.ready.appendleft(number)
+
+    def fail_all(self, now: float, reason: str, retryable: bool, refused: bool = False) -> None:
+        """The peer is lost or refuses this session: every transfer ends."""
+        for transfer in list(self._transfers.values()):
+            transfer.refused = transfer.refused or refused
+            self._end(now, transfer, reason, retryable)
+
+    def on_frame(self, now: float, frame: Frame) -> None:
+        """One control frame of the peer. Frames of another incarnation are dropped; frames of
+        transfers that have ended are late and mean nothing."""
+        header = frame.header
+        if header.source != self.peer_incarnation or header.target != self.incarnation:
+            return
+        self.heard_s = now
+        transfer = self._transfers.get(header.transfer)
+        if transfer is None or transfer.state is _State.ENDING:
+            return
+        if header.attempt != transfer.key.attempt:
+            return
+        cancelling = transfer.state is _State.CANCELLING
+        match header.type:
+            case Type.COMMITTED:
+                # Also while cancelling: the commit was first, and the application must know it.
+                transfer.committed = True
+                self._end(now, transfer, "", retryable=False)
+            case Type.CANCELLED:
+                if cancelling:
+                    self._end(now, transfer, transfer.reason, transfer.retryable)
+            case Type.GRANT if not cancelling:
+                self._granted(now, transfer, Grant.decode(frame.body))
+            case Type.REFUSE | Type.ABORTED:
+                reason = Reason.decode(frame.body)
+                transfer.refused = header.type is Type.REFUSE
+                self._end(now, transfer, reason.text, reason.retryable and not cancelling)
+            case Type.ACK if not cancelling:
+                for number in decode_numbers(frame.body):
+                    self._acked(now, transfer, number)
+            case Type.NACK | Type.LOST if not cancelling:
+                for number in decode_numbers(frame.body):
+                    self._send_again(transfer, number, damaged=header.type is Type.NACK)
+            case _:
+                pass
+
+    def tick(self, now: float) -> list[int]:
+        """Pings, leases and deadlines. Returns lanes whose connection should be replaced.
+
+        `silent_s(now)` tells the driver when to redial; after `give_up_s` of silence transfers fail
+        here.
+        """
+        deadlines = self._deadlines
+        if self.connected and now - self._pinged_s >= deadlines.ping_s:
+            self._pinged_s = now
+            self.outbox.append(self._frame(Type.PING))
+            held = [t.id for t in self._transfers.values() if t.state is not _State.ENDING]
+            if held:
+                self.outbox.append(self._frame(Type.LEASE, body=encode_numbers(held, "Q")))
+        if self._transfers and self.silent_s(now) > deadlines.give_up_s:
+            why = f" ({self.trouble})" if self.trouble else ""
+            self.fail_all(
+                now,
+                f"the receiver was not heard for {deadlines.give_up_s:g} s{why}",
+                retryable=True,
+            )
+        for transfer in list(self._transfers.values()):
+            waited = now - transfer.waiting_since_s
+            if (
+                transfer.state is _State.OFFERED
+                and waited > deadlines.grant_s + deadlines.give_up_s
+            ):
+                transfer.reason, transfer.retryable = "no grant in time", True
+                self._cancel_for_retry(transfer)
+            elif (
+                transfer.state is _State.GRANTED
+                and transfer.acked_count == transfer.plan.count
+                and transfer.commit_sent
+                and waited > deadlines.admit_s + deadlines.give_up_s
+            ):
+                transfer.reason, transfer.retryable = "no answer to the commit in time", True
+                self._cancel_for_retry(transfer)
+        owners = {lane for t in self._transfers.values() for lane in t.in_flight.values()}
+        for lane in [lane for lane in self._lane_progress if lane not in owners]:
+            del self._lane_progress[lane]
+        return [
+            lane
+            for lane, moved_s in self._lane_progress.items()
+            if now - moved_s > deadlines.lane_stall_s
+        ]
+
+    def silent_s(self, now: float) -> float:
+        """Seconds since the peer was last heard (0 before there was anything to hear)."""
+        return 0.0 if self.heard_s is None else now - self.heard_s
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _frame(self, type_: Type, transfer: _Outgoing | None = None, body: bytes = b"") -> Frame:
+        return control_frame(
+            type_,
+            source=self.incarnation,
+            target=self.peer_incarnation,
+            transfer=0 if transfer is None else transfer.id,
+            attempt=0 if transfer is None else transfer.key.attempt,
+            body=body,
+        )
+
+    def _emit(self, type_: Type, transfer: _Outgoing, body: bytes = b"") -> None:
+        self.outbox.append(self._frame(type_, transfer, body))
+
+    def _offer(self, transfer: _Outgoing) -> None:
+        self._emit(Type.OFFER, transfer, Offer(transfer.key, transfer.manifest).encode())
+
+    def data_header(self, task: ChunkTask, body_bytes: int, checksum: int) -> Header:
+        """The header that a lane puts before the chunk's body."""
+        return Header(
+            Type.DATA,
+            body_bytes,
+            task.attempt,
+            self.incarnation,
+            self.peer_incarnation,
+            task.transfer,
+            task.region.layer,
+            int(task.region.kind),
+            task.index,
+            checksum,
+        )
+
+    def _granted(self, now: float, transfer: _Outgoing, grant: Grant) -> None:
+        if transfer.state is not _State.OFFERED:
+            return  # the answer to an offer that was already answered
+        transfer.state = _State.GRANTED
+        transfer.credit_bytes = grant.credit_bytes
+        transfer.waiting_since_s = now
+        for number in range(min(transfer.plan.count, 8 * len(grant.have))):
+            if grant.have[number >> 3] >> (number & 7) & 1:
+                self._acked(now, transfer, number)
+        # After a reconnect everything pushed, not acknowledged and not queued must go again.
+        queued = set(transfer.ready)
+        for region, available in transfer.available.items():
+            for number in transfer.plan.complete(region, available):
+                if (
+                    not transfer.acked[number]
+                    and number not in queued
+                    and number not in transfer.in_flight
+                ):
+                    transfer.ready.append(number)
+        if not transfer.granted_once:
+            transfer.granted_once = True
+            self.events.append(Granted(transfer.id, transfer.key))
+        self._maybe_commit(transfer)
+
+    def _acked(self, now: float, transfer: _Outgoing, number: int) -> None:
+        if number >= transfer.plan.count or transfer.acked[number]:
+            return
+        lane = transfer.in_flight.get(number)
+        if lane is not None:
+            self.lane_moved(now, lane)
+        self._forget_flight(transfer, number)
+        transfer.acked[number] = 1
+        transfer.acked_count += 1
+        transfer.unacked_bytes -= transfer.plan.locate(number)[3]
+        transfer.waiting_since_s = now
+
+    def _send_again(self, transfer: _Outgoing, number: int, damaged: bool) -> None:
+        if number >= transfer.plan.count or transfer.acked[number]:
+            return
+        seen = transfer.corrupt.get(number, 0) + damaged
+        transfer.corrupt[number] = seen
+        self._forget_flight(transfer, number)
+        if seen > self._limits.max_resends:
+            region, index, _, _ = transfer.plan.locate(number)
+            transfer.reason = f"chunk {index} of {region} arrived damaged {seen} times"
+            transfer.retryable = True
+            self._cancel_for_retry(transfer)
+        elif number not in transfer.ready:
+            transfer.ready.appendleft(number)
+
+    def _cancel_for_retry(self, transfer: _Outgoing) -> None:
+        transfer.state = _State.CANCELLING
+        transfer.ready.clear()
+        if self.connected:
+            self._emit(Type.CANCEL, transfer)
+
+    def _forget_flight(self, transfer: _Outgoing, number: int) -> None:
+        if transfer.in_flight.pop(number, None) is not None:
+            transfer.in_flight_bytes -= transfer.plan.locate(number)[3]
+
+    def _maybe_commit(self, transfer: _Outgoing) -> None:
+        """Commit goes out when every chunk was sent once: it then needs no extra round trip."""
+        if (
+            transfer.state is not _State.GRANTED
+            or transfer.commit is None
+            or transfer.commit_sent
+            or transfer.hashed_count < transfer.plan.count
+            or not self.connected
+        ):
+            return
+        transfer.commit_sent = True
+        transfer.digest = digest_of(transfer.checksums)
+        first_token, meta = transfer.commit
+        self._emit(Type.COMMIT, transfer, Commit(transfer.digest, first_token, meta).encode())
+
+    def _end(self, now: float, transfer: _Outgoing, reason: str, retryable: bool) -> None:
+        if transfer.state is _State.ENDING:
+            return
+        transfer.state = _State.ENDING
+        transfer.reason, transfer.retryable = reason, retryable
+        transfer.ready.clear()
+        transfer.in_flight.clear()
+        transfer.in_flight_bytes = 0
+        self._maybe_release(now, transfer)
+
+    def _maybe_release(self, now: float, transfer: _Outgoing) -> None:
+        if transfer.state is not _State.ENDING or transfer.readers:
+            return
+        del self._transfers[transfer.id]
+        self.events.append(
+            Ended(
+                transfer.id,
+                transfer.key,
+                transfer.committed,
+                transfer.reason,
+                transfer.retryable,
+                transfer.refused,
+                transfer.wire_bytes,
+                transfer.resent,
+                transfer.digest,
+                transfer.started_s,
+                now,
+            )
+        )
