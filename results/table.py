@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from results.summary import ConfigurationSummary, Latency, Measured, PhaseSummary, RunSummary
+from results.summary import (
+    NONE,
+    ConfigurationSummary,
+    Latency,
+    Measured,
+    PhaseSummary,
+    RunSummary,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,17 +83,17 @@ def comparison_rows(run: RunSummary) -> list[Row]:
         name: str, get: Callable[[PhaseSummary], Latency], unit: str, factor: float
     ) -> list[Row]:
         rows = []
-        for at, statistic in enumerate(("mean", "p50", "p90", "p99")):
+        for statistic in ("mean", "p50", "p90", "p99"):
             shown = statistic if statistic == "mean" else statistic.upper()
-            rows += phase_row(
-                f"{name} {shown}, {unit}",
-                run.latency_phase,
-                lambda phase, s=statistic: with_prediction(  # type: ignore[misc]
-                    getattr(get(phase), s), factor
-                ),
-                at == 0,
-            )
-        return rows
+            cells = []
+            for each in columns:
+                phase = each.phase(run.latency_phase)
+                found = getattr(get(phase), statistic) if phase else NONE
+                cells.append(with_prediction(found, factor))
+            rows.append(Row(f"{name} {shown}, {unit}", tuple(cells), statistic == "mean"))
+        # A percentile that no configuration has samples for is shown as missing, not left out.
+        measured = any(cell != ABSENT for each in rows for cell in each.cells)
+        return rows if measured else []
 
     scaled = run.scale.time != 1.0
     at_rate = "" if run.load_rate is None else f" at {number(run.load_rate)} req/s"
