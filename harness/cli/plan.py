@@ -192,12 +192,10 @@ def _charts(
         return
     if found is None:
         raise BadInput("--chart: no configuration has remote instances; there is no threshold")
-    curves = threshold_curves(
-        deployment,
-        found.bounded.split,
-        threshold_grid(deployment, 10 * options.step_tokens),
-        found.reading,
-    )
+    best = found.bounded
+    assert best.threshold_tokens is not None
+    grid = {*threshold_grid(deployment, 10 * options.step_tokens), best.threshold_tokens}
+    curves = threshold_curves(deployment, best.split, sorted(grid), found.reading)
     name = f"{title}: {found.bounded.split} instances, {found.reading.value} reading"
     for path in options.chart:
         save_chart(path, curves, found.splits, name)

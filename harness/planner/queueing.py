@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.planner.link import LinkModel
 from harness.planner.model import Capacity, Deployment, Shape, Stage
 from harness.planner.ttft import Ttft, stage_ttft
 from harness.profiles.curves import FloatArray
@@ -61,68 +60,104 @@ def pool_queue(
     return Queue(waits, wait_if_s)
 
 
-def loaded_ttft(
-    deployment: Deployment, capacity: Capacity, rate_per_s: float, arrival_cv: float = 1.0
-) -> Ttft:
-    """TTFT at `rate_per_s` requests/s, all of them; infinite at or over the prefill capacity.
+class LoadedTtft:
+    """The estimate for one configuration at any rate; what does not depend on it is kept.
 
     `arrival_cv` is the coefficient of variation of the gaps between requests (1: Poisson). A
     stage that gets a share p of them at random sees p cv^2 + 1 - p.
     """
-    parts = []
-    if capacity.shape is Shape.BALANCED and len(capacity.stages) > 1:
-        queue = _joint_queue(deployment, capacity.stages, rate_per_s, arrival_cv)
-        parts = [(stage, queue) for stage in capacity.stages]
-    else:
-        for stage in capacity.stages:
-            mean_s, second = _moments(deployment, stage)
-            arrival_cv2 = stage.share * arrival_cv**2 + 1 - stage.share
-            queue = pool_queue(
+
+    def __init__(self, deployment: Deployment, capacity: Capacity, arrival_cv: float = 1.0) -> None:
+        self._capacity = capacity
+        self._arrival_cv2 = arrival_cv**2
+        self._services = [_services(deployment, stage) for stage in capacity.stages]
+        self._weights = [
+            np.full(row.typical_s.size, stage.share / row.typical_s.size)
+            for stage, row in zip(capacity.stages, self._services, strict=True)
+        ]
+
+    def at(self, rate_per_s: float) -> Ttft:
+        """TTFT over all requests at `rate_per_s`; infinite at or over the prefill capacity."""
+        queues = self._queues(rate_per_s)
+        if any(math.isinf(queue.wait_if_s) for queue in queues):
+            return Ttft(math.inf, math.inf, math.inf, math.inf)
+        sizes = [row.typical_s.size for row in self._services]
+        return _mixture(
+            np.concatenate([row.typical_s for row in self._services]),
+            np.concatenate(self._weights),
+            np.repeat([queue.waits for queue in queues], sizes),
+            np.repeat([queue.wait_if_s for queue in queues], sizes),
+        )
+
+    def _queues(self, rate_per_s: float) -> list[Queue]:
+        stages = self._capacity.stages
+        if self._capacity.shape is Shape.BALANCED:
+            joint = _joint_queue(stages, self._services, rate_per_s, self._arrival_cv2)
+            return [joint] * len(stages)
+        return [
+            pool_queue(
                 stage.n_instances,
                 rate_per_s * stage.share,
-                mean_s,
-                second / mean_s**2 - 1,
-                arrival_cv2,
+                row.mean_s,
+                row.second_s2 / row.mean_s**2 - 1,
+                stage.share * self._arrival_cv2 + 1 - stage.share,
             )
-            parts.append((stage, queue))
-    if any(math.isinf(queue.wait_if_s) for _, queue in parts):
-        return Ttft(math.inf, math.inf, math.inf, math.inf)
-    return _mixture(deployment, parts)
+            for stage, row in zip(stages, self._services, strict=True)
+        ]
 
 
-def _moments(deployment: Deployment, stage: Stage) -> tuple[float, float]:
-    """E[T], E[T^2] of the stage's prefills, seconds."""
-    profile = stage.profile
-    expect = deployment.lengths.expect
-    return (
-        expect(profile.prefill_array_s, stage.low, stage.high),
-        expect(lambda tokens: profile.prefill_array_s(tokens) ** 2, stage.low, stage.high),
+def loaded_ttft(
+    deployment: Deployment, capacity: Capacity, rate_per_s: float, arrival_cv: float = 1.0
+) -> Ttft:
+    """`LoadedTtft` at one rate, requests/s of all."""
+    return LoadedTtft(deployment, capacity, arrival_cv).at(rate_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Services:
+    """Moments of the time a request holds an instance, and its TTFT without a queue at equally
+    likely lengths."""
+
+    mean_s: float
+    second_s2: float
+    typical_s: FloatArray
+
+
+def _services(deployment: Deployment, stage: Stage) -> _Services:
+    lengths, profile = deployment.lengths, stage.profile
+    low = 0.0 if stage.low is None else lengths.cdf(stage.low)
+    high = 1.0 if stage.high is None else lengths.cdf(stage.high)
+    q = low + (np.arange(_LENGTHS) + 0.5) / _LENGTHS * (high - low)
+    tokens = np.array([lengths.quantile(float(value)) for value in q])
+    return _Services(
+        lengths.expect(profile.prefill_array_s, stage.low, stage.high),
+        lengths.expect(lambda of: profile.prefill_array_s(of) ** 2, stage.low, stage.high),
+        stage_ttft(stage, deployment.link, tokens),
     )
 
 
 def _joint_queue(
-    deployment: Deployment, stages: Sequence[Stage], rate_per_s: float, arrival_cv: float
+    stages: Sequence[Stage],
+    services: Sequence[_Services],
+    rate_per_s: float,
+    arrival_cv2: float,
 ) -> Queue:
-    """Length-blind: one queue in front of all instances, service times mixed by their shares."""
-    moments = [_moments(deployment, stage) for stage in stages]
-    rates = [stage.n_instances / mean for stage, (mean, _) in zip(stages, moments, strict=True)]
-    shares = [rate / sum(rates) for rate in rates]
-    mean_s = sum(share * mean for share, (mean, _) in zip(shares, moments, strict=True))
-    second = sum(share * value for share, (_, value) in zip(shares, moments, strict=True))
+    """Length-blind: one queue in front of all instances, service times mixed by their rates."""
+    rates = np.array(
+        [stage.n_instances / row.mean_s for stage, row in zip(stages, services, strict=True)]
+    )
+    shares = rates / rates.sum()
+    mean_s = float(shares @ [row.mean_s for row in services])
+    second_s2 = float(shares @ [row.second_s2 for row in services])
     servers = sum(stage.n_instances for stage in stages)
-    return pool_queue(servers, rate_per_s, mean_s, second / mean_s**2 - 1, arrival_cv**2)
+    return pool_queue(servers, rate_per_s, mean_s, second_s2 / mean_s**2 - 1, arrival_cv2)
 
 
-def _mixture(deployment: Deployment, parts: Sequence[tuple[Stage, Queue]]) -> Ttft:
-    services, weights, waits, means = [], [], [], []
-    for stage, queue in parts:
-        service_s = _typical_services(deployment, stage, deployment.link)
-        services.append(service_s)
-        weights.append(np.full(service_s.size, stage.share / service_s.size))
-        waits.append(np.full(service_s.size, queue.waits))
-        means.append(np.full(service_s.size, queue.wait_if_s))
-    service_s, weight = np.concatenate(services), np.concatenate(weights)
-    waiting, wait_if_s = np.concatenate(waits), np.concatenate(means)
+def _mixture(
+    service_s: FloatArray, weight: FloatArray, waiting: FloatArray, wait_if_s: FloatArray
+) -> Ttft:
+    """TTFT of requests of `weight` that serve for `service_s` after an exponential wait of mean
+    `wait_if_s` with probability `waiting`."""
     mean_s = float(np.sum(weight * (service_s + waiting * wait_if_s)))
 
     def over(seconds: float) -> float:
@@ -142,15 +177,6 @@ def _mixture(deployment: Deployment, parts: Sequence[tuple[Stage, Queue]]) -> Tt
     return Ttft(mean_s, quantile(0.5), quantile(0.9), quantile(0.99))
 
 
-def _typical_services(deployment: Deployment, stage: Stage, link: LinkModel) -> FloatArray:
-    lengths = deployment.lengths
-    low = 0.0 if stage.low is None else lengths.cdf(stage.low)
-    high = 1.0 if stage.high is None else lengths.cdf(stage.high)
-    q = low + (np.arange(_LENGTHS) + 0.5) / _LENGTHS * (high - low)
-    tokens = np.array([lengths.quantile(float(value)) for value in q])
-    return stage_ttft(stage, link, tokens)
-
-
 def highest_rate(
     deployment: Deployment,
     capacity: Capacity,
@@ -159,12 +185,13 @@ def highest_rate(
     tolerance: float = 1e-3,
 ) -> float:
     """The highest requests/s at which the estimated TTFT P90 is at most `p90_s`; 0 if none."""
+    estimate = LoadedTtft(deployment, capacity, arrival_cv)
     low, high = 0.0, capacity.requests_per_s
-    if loaded_ttft(deployment, capacity, high * tolerance, arrival_cv).p90_s > p90_s:
+    if estimate.at(high * tolerance).p90_s > p90_s:
         return 0.0
     while high - low > tolerance * capacity.requests_per_s:
         middle = (low + high) / 2
-        if loaded_ttft(deployment, capacity, middle, arrival_cv).p90_s <= p90_s:
+        if estimate.at(middle).p90_s <= p90_s:
             low = middle
         else:
             high = middle
