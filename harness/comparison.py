@@ -10,9 +10,15 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from harness.experiment import ConfigurationSpec, Experiment
+from harness.experiment import ConfigurationSpec, EmulateSpec, Experiment
 from harness.fleets.base import Fleet, OpenFleet
-from harness.measure import PhaseData, capacity_of, run_phase, summarise_phase
+from harness.measure import (
+    PhaseData,
+    capacity_of,
+    phase_requests,
+    run_phase,
+    summarise_phase,
+)
 from harness.phases import UNLOADED, Phase, plan_phases
 from harness.planner import Deployment
 from harness.planner.experiment import deployment_of
@@ -23,9 +29,10 @@ from harness.router import Router
 from harness.topology import PRFAAS
 from harness.view import View
 from results.recorder import Recorder
-from results.records import RequestRecord
+from results.records import RequestRecord, Status
 from results.rows import DecisionRow, LinkRow
 from results.summary import ConfigurationSummary, Latency, Measured, PhaseSummary
+from workloads.request import Request
 
 Say = Callable[[str], None]
 
@@ -129,6 +136,23 @@ async def _configuration(
     )
 
 
+class Sample:
+    """Every so many requests of a phase, to be decoded again by one monolithic engine."""
+
+    def __init__(self, emulate: EmulateSpec, phase: Phase) -> None:
+        self.requests: dict[int, Request] = {}
+        expected = phase.request_rate * phase.duration_s
+        wanted = max(emulate.verify_share * expected, emulate.verify_least)
+        self._stride = max(1, int(expected / wanted)) if wanted > 0 else 0
+
+    def note(self, request: Request) -> None:
+        if self._stride and request.id % self._stride == 0:
+            self.requests[request.id] = request
+
+    def holds(self, request_id: int) -> bool:
+        return request_id in self.requests
+
+
 class _Run:
     """One configuration's fleet under load: a router for it, and its phases."""
 
@@ -170,7 +194,21 @@ class _Run:
 
     async def phase(self, phase: Phase) -> PhaseSummary:
         self._phase = phase.name
-        data = await self._measure(phase, self._record)
+        verify = self._fleet.verify
+        sample = Sample(self._experiment.emulate, phase)
+        held: list[RequestRecord] = []
+
+        def ended(record: RequestRecord) -> None:
+            if record.token_ids is not None and sample.holds(record.id):
+                held.append(record)
+            else:
+                self._write(record)
+
+        data = await self._measure(phase, ended, sample.note)
+        for record in held:
+            if verify and record.token_ids is not None and record.status is Status.SUCCEEDED:
+                record.verified = await verify(sample.requests[record.id], record.token_ids)
+            self._write(record)
         self._write_link(data)
         return self._summary(data)
 
@@ -204,13 +242,20 @@ class _Run:
                 return best
             rate = (low + high) / 2
 
-    async def _measure(self, phase: Phase, on_record: Callable[[RequestRecord], None]) -> PhaseData:
+    async def _measure(
+        self,
+        phase: Phase,
+        on_record: Callable[[RequestRecord], None],
+        on_request: Callable[[Request], None] = lambda request: None,
+    ) -> PhaseData:
         self._origin_s = asyncio.get_running_loop().time()
+        requests = phase_requests(self._experiment, phase, self._fleet.scale, on_request)
         return await run_phase(
-            self._experiment, phase, self._fleet, self._router, on_record, self._stop
+            self._experiment, phase, requests, self._fleet, self._router, on_record, self._stop
         )
 
-    def _record(self, record: RequestRecord) -> None:
+    def _write(self, record: RequestRecord) -> None:
+        record.token_ids = None
         self._recorder.request(record, self._name, self._phase)
 
     def _summary(self, data: PhaseData) -> PhaseSummary:

@@ -83,9 +83,9 @@ def _backend(experiment: Experiment, directory: Path) -> tuple[Runner, OpenFleet
     """What differs between the modes. Imports are local: simulate must not need the engine."""
     if experiment.mode == "simulate":
         from harness import clock
-        from harness.fleets.modelled import open_modelled_fleet
+        from harness.fleets.modelled import open_modelled
 
-        return clock.run, open_modelled_fleet, UNSCALED
+        return clock.run, open_modelled, UNSCALED
     from harness import realtime
     from harness.fleets.local import LocalFleets
 

@@ -40,8 +40,13 @@ class PhaseData:
     duration_s: float = 0.0
 
 
-def phase_requests(experiment: Experiment, phase: Phase, scale: Scale) -> Iterator[Request]:
-    """The requests of a phase, with arrivals in seconds of the loop.
+def phase_requests(
+    experiment: Experiment,
+    phase: Phase,
+    scale: Scale,
+    on_request: Callable[[Request], None] = lambda request: None,
+) -> Iterator[Request]:
+    """The requests of a phase, with arrivals in seconds of the loop; each is shown to `on_request`.
 
     They depend on the experiment's seed, the phase's rate and its length only, so that
     configurations at one rate meet the same requests at the same times.
@@ -56,12 +61,17 @@ def phase_requests(experiment: Experiment, phase: Phase, scale: Scale) -> Iterat
         request_rate=phase.request_rate,
         duration_s=phase.duration_s,
     ):
-        yield replace(request, arrival_s=scale.loop_s(request.arrival_s))
+        placed = replace(
+            request, id=phase.first_id + request.id, arrival_s=scale.loop_s(request.arrival_s)
+        )
+        on_request(placed)
+        yield placed
 
 
 async def run_phase(
     experiment: Experiment,
     phase: Phase,
+    requests: Iterator[Request],
     fleet: Fleet,
     router: Router,
     on_record: Callable[[RequestRecord], None],
@@ -83,7 +93,7 @@ async def run_phase(
     )
     try:
         data.counts = await replay(
-            phase_requests(experiment, phase, scale),
+            requests,
             router.serve,
             recorded,
             origin_s=origin_s,

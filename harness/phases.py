@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.experiment import MeasureSpec
 
@@ -17,6 +17,8 @@ class Phase:
     request_rate: float
     warmup_s: float
     window_s: float
+    #: Requests of a phase are numbered from here: prompts of two phases never repeat.
+    first_id: int = 0
 
     @property
     def duration_s(self) -> float:
@@ -49,7 +51,7 @@ def plan_phases(measure: MeasureSpec, capacity: float, reference: float) -> list
     ]
     if measure.unloaded:
         phases.append(Phase(UNLOADED, UNLOADED_RATE, 0.0, UNLOADED_REQUESTS / UNLOADED_RATE))
-    return phases
+    return [replace(phase, first_id=i * IDS_A_PHASE) for i, phase in enumerate(phases)]
 
 
 def load_phase(fraction: float) -> str:
@@ -59,3 +61,5 @@ def load_phase(fraction: float) -> str:
 #: One request a minute is alone in the system whatever its length; enough of them for a P90.
 UNLOADED_RATE = 1 / 60
 UNLOADED_REQUESTS = 2000
+
+IDS_A_PHASE = 10_000_000

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.ports import Instance, Link
 from harness.scale import Scale
 from harness.view import View
+from workloads.request import Request
+
+
+#: Whether one monolithic engine generates the same tokens for the request.
+Verify = Callable[[Request, list[int]], Awaitable[bool]]
 
 
 class Fleet(Protocol):
     """Running instances and links of one configuration, ready for a router."""
 
-    scale: Scale
-    instances: Mapping[str, Instance]
-    links: Mapping[tuple[str, str], Link]
-    view: View
+    @property
+    def scale(self) -> Scale: ...
+
+    @property
+    def instances(self) -> Mapping[str, Instance]: ...
+
+    @property
+    def links(self) -> Mapping[tuple[str, str], Link]: ...
+
+    @property
+    def view(self) -> View: ...
+
+    @property
+    def verify(self) -> Verify | None:
+        """None where instances are modelled and make no tokens."""
+        ...
 
     def facts(self) -> dict[str, Any]:
         """What really ran, for the summary: link backend, model, versions, start-up time."""

@@ -33,6 +33,7 @@ class ModelledFleet:
         self.instances = instances
         self.links = links
         self.view = view
+        self.verify = None
 
     def facts(self) -> dict[str, Any]:
         return {"clock": "virtual", "instances": "modelled", "link": "fluid"}

@@ -92,14 +92,9 @@ class RemoteInstance:
         if address is None:
             raise TransferFailed(f"{destination.spec.name} cannot be reached across the link")
         prompt, _ = self._engine_request(job.request)
-        body = {
-            "request_id": str(job.request.id),
-            "attempt": job.attempt,
-            "prompt": prompt,
-            "system_tokens": job.request.input_tokens,
+        body = self._prompt_body(job.request, job.attempt, prompt) | {
             "cached_tokens": job.cached_tokens,
             "held_tokens": job.held_tokens,
-            "tenant": job.request.tenant,
             "destination": {
                 "host": address.host,
                 "port": address.port,
@@ -118,7 +113,15 @@ class RemoteInstance:
         )
 
     async def decode(self, job: DecodeJob) -> DecodeDone:
-        return await self._guard(self._decode(job))
+        return await self._guard(self._decode(job.request, job.attempt))
+
+    async def generate(self, request: Request) -> list[int]:
+        """The tokens of `request` when this instance alone computes it all (role `both`)."""
+        prompt, _ = self._engine_request(request)
+        body = self._prompt_body(request, 1, prompt) | {"destination": None}
+        await self._guard(self._post("/prefill", body))
+        done: DecodeDone = await self._guard(self._decode(request, 1))
+        return done.token_ids or []
 
     def abandon(self, request: Request, attempt: int) -> None:
         if self.lost:
@@ -168,11 +171,22 @@ class RemoteInstance:
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise InstanceLost(self.spec.name, f"{type(error).__name__} at {path}") from error
 
-    async def _decode(self, job: DecodeJob) -> DecodeDone:
-        _, n_tokens = self._engine_request(job.request)
+    def _prompt_body(self, request: Request, attempt: int, prompt: list[int]) -> dict[str, Any]:
+        return {
+            "request_id": str(request.id),
+            "attempt": attempt,
+            "prompt": prompt,
+            "system_tokens": request.input_tokens,
+            "tenant": request.tenant,
+            "cached_tokens": 0,
+            "held_tokens": 0,
+        }
+
+    async def _decode(self, request: Request, attempt: int) -> DecodeDone:
+        _, n_tokens = self._engine_request(request)
         body = {
-            "request_id": str(job.request.id),
-            "attempt": job.attempt,
+            "request_id": str(request.id),
+            "attempt": attempt,
             "max_tokens": n_tokens,
             "ignore_eos": True,
         }

@@ -1,0 +1,275 @@
+"""Worker processes on this host, joined by a shaped link: the fleet of `emulate`.
+
+Control runs over unix sockets, which network namespaces do not separate, so that KV traffic alone
+crosses the shaped link. Every worker is a child of one nursery, which ends with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from engine.model.config import ModelConfig, shape
+from harness.errors import NotReady
+from harness.experiment import ConfigurationSpec, Experiment
+from harness.fleets.nursery import Nursery, last_line
+from harness.instances.remote import DataAddress, RemoteInstance
+from harness.links.base import ShapedLink
+from harness.links.factory import open_link
+from harness.ports import Instance, InstanceSpec, Link, Role
+from harness.profiles import Profile, load_profile
+from harness.scale import Scale
+from harness.topology import PD, PRFAAS, build_view, instance_specs
+from harness.view import View
+from workloads.prompts import prompt_tokens
+from workloads.request import Request
+from workloads.scaling import TokenScale
+
+START_TIMEOUT_S = 30.0
+POLL_S = 0.02
+#: Admission to a paced decode batch is possible this many times a (scaled) step.
+DECODE_PHASES = 16
+PAGES, SLOTS = 16_384, 512
+ORACLE = "oracle"
+
+
+def emulation_scale(experiment: Experiment, model: ModelConfig) -> Scale:
+    """Bytes scale so that the payload per modelled token is that of the profile."""
+    emulate = experiment.emulate
+    profile = load_profile(experiment.profiles.prfaas)
+    engine_bytes = model.kv_bytes_per_token(CACHE_DTYPE)
+    byte_scale = profile.per_token_bytes * emulate.token_scale / engine_bytes
+    return Scale(emulate.time_scale, emulate.token_scale, byte_scale)
+
+
+#: What a worker on CPU keeps its cache in.
+CACHE_DTYPE = "float32"
+
+
+def pacing_of(profile: Profile, scale: Scale) -> dict[str, Any]:
+    """The worker's pacing file: real seconds, by modelled prompt tokens and engine decode steps."""
+    real = profile.scaled(scale.time_scale)
+    table = real.to_pacing()
+    steps = scale.token_scale
+    max_batch = max(1, real.max_batch)
+    if real.decode is None:
+        step_s: list[list[float]] = [[1, 1.0]]
+        context_s = 0.0
+    else:
+        step_s = [[n, real.decode_step_s(n, 0) * steps] for n in range(1, max_batch + 1)]
+        context_s = real.decode.per_context_token_s * steps * scale.token_scale
+    return {
+        "prefill": {
+            "points": [
+                list(point)
+                for point in zip(table["prefill_tokens"], table["prefill_s"], strict=True)
+            ]
+        },
+        "decode": {
+            "step_s": step_s,
+            "max_batch": max_batch,
+            "context_s_per_token": context_s,
+            "phases": min(DECODE_PHASES, steps),
+        },
+    }
+
+
+class LocalFleets:
+    """Opens a fleet for each configuration of one experiment; shares a nursery between them."""
+
+    def __init__(self, experiment: Experiment, directory: Path) -> None:
+        self.experiment = experiment
+        self.model = shape(experiment.emulate.model)
+        self.scale = emulation_scale(experiment, self.model)
+        self.profiles = {
+            PRFAAS: load_profile(experiment.profiles.prfaas),
+            PD: load_profile(experiment.profiles.pd),
+        }
+        self._logs = directory / "workers"
+
+    async def open(self, experiment: Experiment, configuration: ConfigurationSpec) -> LocalFleet:
+        """Raises NotReady when a worker or the link does not come up; nothing is left then."""
+        logs = self._logs / configuration.name
+        logs.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="prfaas-"))
+        fleet = LocalFleet(self, configuration, folder, logs)
+        try:
+            await fleet.start()
+        except BaseException:
+            await fleet.close()
+            raise
+        return fleet
+
+
+@dataclass(slots=True)
+class _Worker:
+    spec: InstanceSpec
+    socket: Path
+    session: aiohttp.ClientSession
+    pid: int = 0
+    exit_status: int | None = None
+    health: dict[str, Any] = field(default_factory=dict)
+
+
+class LocalFleet:
+    """One configuration's workers, link and view (harness.fleets.base.Fleet)."""
+
+    def __init__(
+        self, owner: LocalFleets, configuration: ConfigurationSpec, folder: Path, logs: Path
+    ) -> None:
+        self.scale = owner.scale
+        self.instances: dict[str, Instance] = {}
+        self.links: Mapping[tuple[str, str], Link] = {}
+        self.view = View(0.0, {}, {}, {})
+        self.verify = self._verify
+        self._owner = owner
+        self._configuration = configuration
+        self._folder = folder
+        self._logs = logs
+        self._nursery: Nursery | None = None
+        self._shaped: ShapedLink | None = None
+        self._workers: dict[str, _Worker] = {}
+        self._start_s = 0.0
+        self._closing = False
+
+    async def start(self) -> None:
+        began_s = time.monotonic()
+        experiment, scale = self._owner.experiment, self.scale
+        specs = instance_specs(experiment, self._configuration)
+        if self._configuration.n_prfaas:
+            spec = experiment.link.scaled(scale.byte_scale / scale.time_scale, scale.time_scale)
+            self._shaped = await open_link(spec, (PRFAAS, PD))
+            self.links = {(PRFAAS, PD): self._shaped.direction(PRFAAS, PD)}
+        self._write_pacing()
+        self._nursery = await Nursery.start(self._folder)
+        oracle = InstanceSpec(ORACLE, PD, Role.DECODE, "")
+        await asyncio.gather(*(self._spawn(spec) for spec in [*specs, oracle]))
+        self.view = build_view(
+            specs,
+            {name: each.scaled(scale.time_scale) for name, each in self._owner.profiles.items()},
+            {pair: link.signals for pair, link in self.links.items()},
+        )
+        if self._shaped is not None:
+            self._shaped.start_schedule()
+        self._start_s = time.monotonic() - began_s
+
+    async def close(self) -> None:
+        self._closing = True
+        for worker in self._workers.values():
+            await worker.session.close()
+        if self._nursery is not None:
+            await self._nursery.close()
+        if self._shaped is not None:
+            await self._shaped.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def facts(self) -> dict[str, Any]:
+        remote = [each for each in self.instances.values() if isinstance(each, RemoteInstance)]
+        return {
+            "link_backend": self._shaped.backend if self._shaped else "",
+            "link": self._shaped.description if self._shaped else "none: one cluster",
+            "model": self._owner.model.name,
+            "start_s": round(self._start_s, 3),
+            "workers": len(remote),
+            "lost_workers": sorted(each.spec.name for each in remote if each.lost),
+            "paced_steps": sum(each.paced_jobs for each in remote),
+            "pacing_overruns": sum(each.overruns for each in remote),
+        }
+
+    async def _verify(self, request: Request, token_ids: list[int]) -> bool:
+        """Whether one monolithic engine generates the same tokens for `request`."""
+        oracle = self.instances[ORACLE]
+        assert isinstance(oracle, RemoteInstance)
+        return await oracle.generate(request) == token_ids
+
+    def _write_pacing(self) -> None:
+        for cluster, profile in self._owner.profiles.items():
+            path = self._folder / f"{cluster}.json"
+            path.write_text(json.dumps(pacing_of(profile, self.scale)))
+
+    async def _spawn(self, spec: InstanceSpec) -> None:
+        assert self._nursery is not None
+        socket = self._folder / f"{spec.name}.sock"
+        connector = aiohttp.UnixConnector(str(socket), limit=0)
+        worker = _Worker(spec, socket, aiohttp.ClientSession("http://worker", connector=connector))
+        self._workers[spec.name] = worker
+        log = self._logs / f"{spec.name}.log"
+        netns = self._shaped.netns(spec.cluster) if self._shaped else None
+
+        def exited(status: int) -> None:
+            worker.exit_status = status
+            self._lost(spec, f"its process ended with status {status}")
+
+        worker.pid = await self._nursery.fork(self._argv(spec, socket), log, netns, exited)
+        await self._ready(worker, log)
+        data = worker.health["data"]
+        local = DataAddress(data["host"], data["port"], worker.health["incarnation"])
+        across = None
+        if self._shaped is not None and spec.cluster == PD:
+            host, port = await self._shaped.expose(PD, local.host, local.port)
+            across = DataAddress(host, port, local.incarnation)
+        self.instances[spec.name] = RemoteInstance(
+            spec, worker.session, local, across, self._engine_request
+        )
+
+    def _argv(self, spec: InstanceSpec, socket: Path) -> list[str]:
+        emulate = self._owner.experiment.emulate
+        oracle = spec.name == ORACLE
+        pacing = "none" if oracle else str(self._folder / f"{spec.cluster}.json")
+        host = self._shaped.bind_host(spec.cluster) if self._shaped else "127.0.0.1"
+        words: dict[str, object] = {
+            "socket": socket,
+            "name": spec.name,
+            "cluster": spec.cluster,
+            "role": "both" if oracle else spec.role.value,
+            "model": emulate.model,
+            "seed": self._owner.experiment.seed,
+            "page-tokens": emulate.page_tokens,
+            "pages": PAGES,
+            "slots": SLOTS,
+            "pacing": pacing,
+            "data-host": host,
+        }
+        return [word for key, value in words.items() for word in (f"--{key}", str(value))]
+
+    async def _ready(self, worker: _Worker, log: Path) -> None:
+        name = worker.spec.name
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            if worker.exit_status is not None:
+                raise NotReady(f"worker {name} died at start: {last_line(log)} (log: {log})")
+            try:
+                async with worker.session.get("/health") as response:
+                    health = await response.json()
+                    if response.status == 200 and health["state"] == "ready":
+                        worker.health = health
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(POLL_S)
+        raise NotReady(f"worker {name} was not ready after {START_TIMEOUT_S:.0f} s (log: {log})")
+
+    def _engine_request(self, request: Request) -> tuple[list[int], int]:
+        scaled = TokenScale(self.scale.token_scale).request(request)
+        ids = prompt_tokens(scaled, self._owner.model.vocab, self._owner.experiment.seed)
+        return ids.tolist(), scaled.output_tokens
+
+    def _lost(self, spec: InstanceSpec, why: str) -> None:
+        """A worker's process ended: fail what it had in hand and route around it."""
+        instance = self.instances.get(spec.name)
+        if self._closing or not isinstance(instance, RemoteInstance):
+            return
+        instance.mark_lost(why)
+        pools = self.view.prefill if instance.role is Role.PREFILL else self.view.decode
+        pool = pools.get(spec.cluster)
+        if pool is not None and spec.name in pool.names:
+            pool.set_usable(pool.names.index(spec.name), False)
