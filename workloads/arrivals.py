@@ -84,6 +84,8 @@ class LinearRamp:
 
     def time_s(self, count: float) -> float:
         area = (self.from_rps + self.to_rps) / 2 * self.over_s
+        if count <= 0:
+            return 0.0
         if count >= area:
             return self.over_s + (count - area) / self.to_rps
         slope = (self.to_rps - self.from_rps) / self.over_s

@@ -85,9 +85,12 @@ def truncated_lognormal_quantile(
     q: ArrayLike, mu: ArrayLike, sigma: float, min_tokens: float, max_tokens: float
 ) -> FloatArray:
     """Quantiles of a log-normal truncated to [min_tokens, max_tokens]; `q` and `mu` broadcast."""
-    low = ndtr((np.log(min_tokens) - np.asarray(mu)) / sigma)
-    high = ndtr((np.log(max_tokens) - np.asarray(mu)) / sigma)
-    z = ndtri(low + np.asarray(q) * (high - low))
+    low_z = (np.log(min_tokens) - np.asarray(mu)) / sigma
+    high_z = (np.log(max_tokens) - np.asarray(mu)) / sigma
+    # In the upper tail the mirrored distribution keeps the digits that 1 - small would lose.
+    side = np.where(low_z > 0, -1.0, 1.0)
+    low, high = ndtr(side * low_z), ndtr(side * high_z)
+    z = side * ndtri(low + np.asarray(q) * (high - low))
     lengths: FloatArray = np.clip(np.exp(mu + sigma * z), min_tokens, max_tokens)
     return lengths
 

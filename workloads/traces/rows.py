@@ -39,15 +39,15 @@ class Place:
 def open_bytes(path: str) -> BinaryIO:
     """The decompressed bytes of a plain, .gz or .zst file, as a stream."""
     try:
+        if path.endswith(".gz"):
+            return cast(BinaryIO, gzip.open(path, "rb"))
         raw = Path(path).open("rb")  # noqa: SIM115 (the caller closes it)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
-    if path.endswith(".gz"):
-        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
     if path.endswith(".zst"):
-        return zstandard.ZstdDecompressor().stream_reader(
-            raw, read_across_frames=True, closefd=True
-        )
+        decompressor = zstandard.ZstdDecompressor()
+        reader = decompressor.stream_reader(raw, read_across_frames=True, closefd=True)
+        return cast(BinaryIO, io.BufferedReader(reader))
     return raw
 
 
@@ -58,14 +58,15 @@ def open_text(path: str) -> io.TextIOWrapper:
 
 def lines(path: str) -> Iterator[tuple[Place, str]]:
     """Each line that is not blank, without its end (LF or CRLF)."""
-    with open_text(path) as text:
-        number = 0
+    number = 0
+    with open_bytes(path) as stream:
         try:
-            for number, line in enumerate(text, 1):
-                place = Place(path, number)
-                stripped = line.rstrip("\r\n")
-                if stripped:
-                    yield place, stripped
+            for number, data in enumerate(stream, 1):
+                line = data.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                if line:
+                    yield Place(path, number), line
+        except UnicodeDecodeError as error:
+            raise Place(path, number).error(f"is not UTF-8 text: {error.reason}") from None
         except DAMAGED as error:
             raise Place(path, number + 1).error(f"cannot be read further: {error}") from None
 
