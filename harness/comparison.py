@@ -30,9 +30,12 @@ from harness.topology import PRFAAS
 from harness.view import View
 from results.recorder import Recorder
 from results.records import RequestRecord, Status
-from results.rows import DecisionRow, LinkRow
+from results.rows import DecisionRow, InstanceRow, LinkRow
 from results.summary import ConfigurationSummary, Latency, Measured, PhaseSummary
 from workloads.request import Request
+
+#: Phases of the search for the SLO's rate are measured, not recorded.
+SEARCH = "search"
 
 Say = Callable[[str], None]
 
@@ -193,7 +196,6 @@ class _Run:
         )
 
     async def phase(self, phase: Phase) -> PhaseSummary:
-        self._phase = phase.name
         verify = self._fleet.verify
         sample = Sample(self._experiment.emulate, phase)
         held: list[RequestRecord] = []
@@ -209,7 +211,6 @@ class _Run:
             if verify and record.token_ids is not None and record.status is Status.SUCCEEDED:
                 record.verified = await verify(sample.requests[record.id], record.token_ids)
             self._write(record)
-        self._write_link(data)
         return self._summary(data)
 
     async def highest_rate(self, planned: float, tolerance: float = 0.01) -> float | None:
@@ -223,7 +224,7 @@ class _Run:
         best: float | None = None
         rate = low
         while True:
-            probe = Phase("search", rate, measure.latency_warmup_s, measure.latency_window_s)
+            probe = Phase(SEARCH, rate, measure.latency_warmup_s, measure.latency_window_s)
             summary = self._summary(await self._measure(probe, lambda record: None))
             ttft_s, tpot_s = summary.ttft.p90.paper, summary.tpot.p90.paper
             holds = (
@@ -248,11 +249,28 @@ class _Run:
         on_record: Callable[[RequestRecord], None],
         on_request: Callable[[Request], None] = lambda request: None,
     ) -> PhaseData:
+        self._phase = phase.name
         self._origin_s = asyncio.get_running_loop().time()
         requests = phase_requests(self._experiment, phase, self._fleet.scale, on_request)
         return await run_phase(
-            self._experiment, phase, requests, self._fleet, self._router, on_record, self._stop
+            self._experiment,
+            phase,
+            requests,
+            self._fleet,
+            self._router,
+            on_record,
+            self._write_link,
+            self._write_instance,
+            self._stop,
         )
+
+    def _write_link(self, row: LinkRow) -> None:
+        if self._phase != SEARCH:
+            self._recorder.link(row, self._name, self._phase)
+
+    def _write_instance(self, row: InstanceRow) -> None:
+        if self._phase != SEARCH:
+            self._recorder.instance(row, self._name, self._phase)
 
     def _write(self, record: RequestRecord) -> None:
         record.token_ids = None
@@ -269,7 +287,7 @@ class _Run:
         )
 
     def _decided(self, record: RequestRecord, decision: Decision, view: View) -> None:
-        if self._phase == "search":
+        if self._phase == SEARCH:
             return
         prefill = view.prefill[decision.prefill_cluster]
         decode = view.decode[decision.decode_cluster]
@@ -297,26 +315,6 @@ class _Run:
             self._name,
             self._phase,
         )
-
-    def _write_link(self, data: PhaseData) -> None:
-        rate_bps = self.link_bps()
-        before_s, before = 0.0, 0
-        for at_s, sent in zip(data.egress_times_s, data.egress_bytes, strict=True):
-            span_s = at_s - before_s
-            throughput_bps = (sent - before) * 8 / span_s if span_s > 0 else 0.0
-            self._recorder.link(
-                LinkRow(
-                    at_s,
-                    "prfaas->pd",
-                    sent,
-                    rate_bps,
-                    throughput_bps,
-                    throughput_bps / rate_bps if rate_bps else 0.0,
-                ),
-                self._name,
-                self._phase,
-            )
-            before_s, before = at_s, sent
 
 
 def _with_ratio(summary: ConfigurationSummary, baseline: Measured | None) -> ConfigurationSummary:

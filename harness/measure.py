@@ -15,13 +15,14 @@ import numpy as np
 from harness.experiment import Experiment
 from harness.fleets.base import Fleet
 from harness.phases import CAPACITY, UNLOADED, Phase
-from harness.ports import Link
 from harness.replay import ReplayCounts, replay
 from harness.router import Router
+from harness.sampling import EgressSamples, sample
 from harness.scale import Scale
 from harness.topology import PRFAAS
 from results import metrics
 from results.records import RequestRecord
+from results.rows import InstanceRow, LinkRow
 from results.summarise import LinkUse, phase_summary
 from results.summary import NONE, Measured, PhaseSummary
 from workloads.request import Request
@@ -30,12 +31,11 @@ from workloads.spec import ArrivalSpec, generate
 
 @dataclass(slots=True)
 class PhaseData:
-    """What a phase left: every request's record, and samples (loop s, bytes sent) of the egress."""
+    """What a phase left: every request's record, and samples of the egress."""
 
     phase: Phase
     records: list[RequestRecord] = field(default_factory=list)
-    egress_times_s: list[float] = field(default_factory=list)
-    egress_bytes: list[int] = field(default_factory=list)
+    egress: EgressSamples = field(default_factory=EgressSamples)
     counts: ReplayCounts = field(default_factory=ReplayCounts)
     duration_s: float = 0.0
 
@@ -75,6 +75,8 @@ async def run_phase(
     fleet: Fleet,
     router: Router,
     on_record: Callable[[RequestRecord], None],
+    on_link: Callable[[LinkRow], None],
+    on_instance: Callable[[InstanceRow], None],
     stop: asyncio.Event | None = None,
 ) -> PhaseData:
     """Offer the phase's requests through `router` and wait until all have ended."""
@@ -87,9 +89,9 @@ async def run_phase(
         data.records.append(record)
         on_record(record)
 
-    egress = [link for (source, _), link in fleet.links.items() if source == PRFAAS]
+    interval_s = scale.loop_s(experiment.measure.sample_s)
     sampler = loop.create_task(
-        _sample_egress(data, egress, origin_s, scale.loop_s(experiment.measure.sample_s))
+        sample(fleet, origin_s, interval_s, data.egress, on_link, on_instance)
     )
     try:
         data.counts = await replay(
@@ -105,21 +107,6 @@ async def run_phase(
         sampler.cancel()
         await asyncio.gather(sampler, return_exceptions=True)
     return data
-
-
-async def _sample_egress(
-    data: PhaseData, links: list[Link], origin_s: float, interval_s: float
-) -> None:
-    if not links:
-        return
-    loop = asyncio.get_running_loop()
-    before = sum(link.sent_bytes() for link in links)
-    n = 0
-    while True:
-        data.egress_times_s.append(loop.time() - origin_s)
-        data.egress_bytes.append(sum(link.sent_bytes() for link in links) - before)
-        n += 1
-        await asyncio.sleep(max(0.0, origin_s + n * interval_s - loop.time()))
 
 
 def summarise_phase(
@@ -141,9 +128,10 @@ def summarise_phase(
     slo = experiment.slo
     slack = 1 + slo.tolerance
     link = None
-    if data.egress_times_s and link_bps:
-        sent_bytes = np.array(data.egress_bytes, dtype=np.float64)
-        link = LinkUse(np.array(data.egress_times_s), sent_bytes, link_bps * 1e-9)
+    egress = data.egress
+    if egress.times_s and link_bps:
+        sent_bytes = np.array(egress.sent_bytes, dtype=np.float64)
+        link = LinkUse(np.array(egress.times_s), sent_bytes, link_bps * 1e-9)
 
     def figures(requests: metrics.Requests) -> PhaseSummary:
         return phase_summary(

@@ -6,6 +6,7 @@ import pytest
 from harness.experiment import load_experiment
 from harness.measure import PhaseData, phase_requests, summarise_phase
 from harness.phases import Phase
+from harness.sampling import EgressSamples
 from harness.scale import UNSCALED, Scale
 from results.records import RequestRecord, Status
 
@@ -37,8 +38,7 @@ def data_of(records: list[RequestRecord]) -> PhaseData:
     return PhaseData(
         Phase("latency", 1.0, 10.0, 100.0),
         records,
-        egress_times_s=[0.0, 55.0, 110.0],
-        egress_bytes=[0, 55 * 10**9, 110 * 10**9],
+        EgressSamples([0.0, 55.0, 110.0], [0, 55 * 10**9, 110 * 10**9]),
     )
 
 
@@ -71,7 +71,11 @@ def test_paper_units_follow_the_scale() -> None:
     scale = Scale(time_scale=10.0, token_scale=64, byte_scale=1000.0)
     # 16 engine tokens, 0.16 s apart, stand for 1,024 tokens at 25 ms.
     records = [record(i, i / 10, i / 10 + 0.3, i / 10 + 0.3 + 0.16 * 15, 16) for i in range(110)]
-    data = PhaseData(Phase("latency", 1.0, 0.0, 110.0), records, [0.0, 11.0], [0, 11 * 125_000_000])
+    data = PhaseData(
+        Phase("latency", 1.0, 0.0, 110.0),
+        records,
+        EgressSamples([0.0, 11.0], [0, 11 * 125_000_000]),
+    )
     summary = summarise_phase(data, load_experiment("paper"), scale, 2e9, PREDICTED)
     assert summary.ttft.p50.raw == pytest.approx(0.3)
     assert summary.ttft.p50.paper == pytest.approx(3.0)

@@ -1,0 +1,84 @@
+"""Looks at links and instances at a fixed interval while a phase runs.
+
+Link rows are what the link itself counted and what its monitor measured; instance rows are the router's
+own accounting, the same in every mode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from harness.fleets.base import Fleet
+from harness.ports import Role
+from harness.topology import PRFAAS
+from harness.view import View
+from results.rows import InstanceRow, LinkRow
+
+#: Instances are looked at once in so many looks at the links.
+INSTANCES_EVERY = 10
+
+
+@dataclass(slots=True)
+class EgressSamples:
+    """The prefill cluster's egress: (s since the phase began, bytes sent since then)."""
+
+    times_s: list[float] = field(default_factory=list)
+    sent_bytes: list[int] = field(default_factory=list)
+
+
+async def sample(
+    fleet: Fleet,
+    origin_s: float,
+    interval_s: float,
+    egress: EgressSamples,
+    on_link: Callable[[LinkRow], None],
+    on_instance: Callable[[InstanceRow], None],
+) -> None:
+    """Until cancelled."""
+    loop = asyncio.get_running_loop()
+    before = {ends: link.sent_bytes() for ends, link in fleet.links.items()}
+    look = 0
+    while True:
+        time_s = loop.time() - origin_s
+        for ends, link in fleet.links.items():
+            sent_bytes = link.sent_bytes() - before[ends]
+            if ends[0] == PRFAAS:
+                egress.times_s.append(time_s)
+                egress.sent_bytes.append(sent_bytes)
+            signals = link.signals
+            on_link(
+                LinkRow(
+                    time_s,
+                    "->".join(ends),
+                    sent_bytes,
+                    signals.rate_bps,
+                    signals.throughput_bps,
+                    signals.utilisation,
+                    signals.backlog_bytes,
+                    signals.rtt_s,
+                    signals.min_rtt_s,
+                    signals.loss,
+                    signals.verdict,
+                )
+            )
+        if look % INSTANCES_EVERY == 0:
+            for row in instance_rows(fleet.view, time_s):
+                on_instance(row)
+        look += 1
+        await asyncio.sleep(max(0.0, origin_s + look * interval_s - loop.time()))
+
+
+def instance_rows(view: View, time_s: float) -> Iterator[InstanceRow]:
+    """One row an instance: requests assigned to it, and whether it takes any."""
+    for prefill in view.prefill.values():
+        for key, name in enumerate(prefill.names):
+            state = "up" if prefill.usable(key) else "down"
+            queued = prefill.queued[key]
+            yield InstanceRow(time_s, name, prefill.cluster, Role.PREFILL, state, queued=queued)
+    for decode in view.decode.values():
+        for key, name in enumerate(decode.names):
+            state = "up" if decode.usable(key) else "down"
+            running = decode.active(key)
+            yield InstanceRow(time_s, name, decode.cluster, Role.DECODE, state, running=running)
