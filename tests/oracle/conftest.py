@@ -44,7 +44,7 @@ def make_oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable:
                     },
                     "first_k_dense_replace": 1,
                     "pad_token_id": 0,
-                    # Large enough that every part of the model shows in the logits (of about 3), and
+                    # Large enough that every part of the model shows in the logits (about 3), and
                     # small enough that the oracle's log(1 + exp(x)), exact to 1e-4 for the decays
                     # of a fresh model, is not amplified beyond the tolerance.
                     "initializer_range": 0.1,
