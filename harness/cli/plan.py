@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,18 @@ from rich.table import Table
 from harness.errors import BadInput, ExitCode
 from harness.experiment import load_experiment, parse_override
 from harness.planner.charts import check_suffix, save_chart, text_chart
+from harness.planner.cost import Prices
 from harness.planner.experiment import arrival_cv, deployment_of
 from harness.planner.link import LinkModel
 from harness.planner.model import Capacity, Deployment, Reading
 from harness.planner.paper import Row, reproduce
 from harness.planner.report import (
     ConfigurationPlan,
-    Prices,
     SearchPlan,
     capacity_json,
     default_configurations,
     describe_link,
     plan_all,
-    priced,
     search_plan,
     to_json,
 )
@@ -116,9 +116,8 @@ def run(options: argparse.Namespace) -> int:
         deployment = _trace_deployment(options)
         n_prfaas, n_local, ttft_slo_s = options.n_remote, options.n_local, options.ttft_slo_s
         configurations = ()
-    deployment = priced(
-        deployment, Prices(options.price_remote, options.price_local, options.price_egress)
-    )
+    prices = Prices(options.price_remote, options.price_local, options.price_egress)
+    deployment = replace(deployment, prices=prices)
     step = options.step_tokens
     if not configurations:
         configurations = default_configurations(deployment, n_prfaas, n_local, reading, step)

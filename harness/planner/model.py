@@ -15,11 +15,13 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from harness.planner.cost import Operation, Prices, cost_per_hour, cost_per_request
 from harness.planner.link import IDEAL_LINK, LinkModel
 from harness.profiles import Profile
 from workloads.lengths import LengthDistribution
 
 GB = 1e9
+NO_PRICES = Prices()
 
 
 class Reading(StrEnum):
@@ -63,7 +65,16 @@ class Deployment:
     link: LinkModel = IDEAL_LINK
     slo_tokens_per_s: float | None = None
     slo_tolerance: float = 0.0
-    egress_price_per_gb: float = 0.0
+    prices: Prices = NO_PRICES
+
+    def known_prices(self) -> Prices:
+        """`prices`, with those of the profiles where it has none."""
+        remote, local = self.prices.remote_per_hour, self.prices.local_per_hour
+        if remote is None and self.remote is not None:
+            remote = self.remote.price_per_hour
+        if local is None:
+            local = self.local.price_per_hour
+        return Prices(remote, local, self.prices.egress_per_gb)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +300,15 @@ def assemble(
     remote = next((stage for stage in stages if stage.remote), None)
     local = next((stage for stage in stages if not stage.remote), None)
     offloaded = 0.0 if remote is None else remote.share
-    sent_per_s = 0.0 if remote is None else rate * offloaded * remote.kv_bytes
-    egress_gbps = sent_per_s * 8 / GB
+    work = Operation(
+        split.n_prfaas,
+        split.n_prefill + split.n_decode,
+        rate,
+        0.0 if remote is None else offloaded * remote.kv_bytes / GB,
+    )
+    prices = deployment.known_prices()
+    egress_gbps = rate * work.gb_per_request * 8
     bound = deployment.link.rate_gbps
-    cost_per_hour = _instances_per_hour(deployment, split)
-    if cost_per_hour is not None:
-        cost_per_hour += sent_per_s * 3600 / GB * deployment.egress_price_per_gb
     return Capacity(
         shape=shape,
         split=split,
@@ -308,17 +322,7 @@ def assemble(
         offloaded_share=offloaded,
         egress_gbps=egress_gbps,
         egress_share=None if bound is None else egress_gbps / bound,
-        cost_per_hour=cost_per_hour,
-        cost_per_request=None
-        if cost_per_hour is None or rate == 0
-        else cost_per_hour / (rate * 3600),
+        cost_per_hour=cost_per_hour(work, prices),
+        cost_per_request=cost_per_request(work, prices),
         stages=stages,
     )
-
-
-def _instances_per_hour(deployment: Deployment, split: Split) -> float | None:
-    local_price = deployment.local.price_per_hour
-    remote_price = None if deployment.remote is None else deployment.remote.price_per_hour
-    if local_price is None or (split.n_prfaas and remote_price is None):
-        return None
-    return split.n_prfaas * (remote_price or 0.0) + (split.n_prefill + split.n_decode) * local_price

@@ -43,25 +43,6 @@ class SearchPlan:
     splits: tuple[SplitPoint, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Currency per instance-hour and per GB of egress; None: unknown."""
-
-    remote_per_hour: float | None = None
-    local_per_hour: float | None = None
-    egress_per_gb: float = 0.0
-
-
-def priced(deployment: Deployment, prices: Prices) -> Deployment:
-    """The deployment with these prices; one that is None leaves the profile's own."""
-    remote, local = deployment.remote, deployment.local
-    if prices.remote_per_hour is not None and remote is not None:
-        remote = replace(remote, price_per_hour=prices.remote_per_hour)
-    if prices.local_per_hour is not None:
-        local = replace(local, price_per_hour=prices.local_per_hour)
-    return replace(deployment, remote=remote, local=local, egress_price_per_gb=prices.egress_per_gb)
-
-
 def plan_all(
     deployment: Deployment,
     configurations: Sequence[ConfigurationSpec],

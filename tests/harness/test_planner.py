@@ -29,6 +29,13 @@ from harness.planner import (
     threshold_grid,
     unloaded_ttft,
 )
+from harness.planner.cost import (
+    Operation,
+    Prices,
+    break_even_egress_per_gb,
+    break_even_remote_per_hour,
+    cost_per_request,
+)
 from harness.planner.link import IDEAL_LINK, delivery_s
 from harness.planner.paper import reproduce
 from harness.planner.queueing import pool_queue
@@ -165,8 +172,7 @@ def test_costs_count_instances_and_egress():
     deployment = replace(
         PAPER,
         remote=replace(PAPER.remote, price_per_hour=40.0),
-        local=replace(PAPER.local, price_per_hour=20.0),
-        egress_price_per_gb=0.02,
+        prices=Prices(local_per_hour=20.0, egress_per_gb=0.02),
     )
     result = capacity(deployment, Shape.NAIVE, Split(4, 0, 8), None, WORK)
     egress_gb_per_hour = result.egress_gbps / 8 * 3600
@@ -175,6 +181,20 @@ def test_costs_count_instances_and_egress():
         result.cost_per_hour / result.requests_per_s / 3600
     )
     assert capacity(PAPER, Shape.NAIVE, Split(4, 0, 8)).cost_per_hour is None
+
+
+def test_break_even_prices():
+    homogeneous = Operation(0, 12, 2.0)
+    prfaas = Operation(4, 8, 3.0, gb_per_request=0.5)
+    prices = Prices(None, 20.0, 0.02)
+    # Homogeneous: 240 an hour over 2/s. At 3/s that is 360; 160 local, 5,400 GB x 0.02 = 108.
+    assert break_even_remote_per_hour(prfaas, homogeneous, prices) == pytest.approx(23.0)
+    priced = Prices(23.0, 20.0, 0.02)
+    same = cost_per_request(homogeneous, priced)
+    assert cost_per_request(prfaas, priced) == pytest.approx(same)
+    assert break_even_egress_per_gb(prfaas, homogeneous, priced) == pytest.approx(0.02)
+    assert cost_per_request(prfaas, prices) is None
+    assert break_even_egress_per_gb(homogeneous, homogeneous, priced) is None
 
 
 def test_decode_batch_keeps_the_slo():
