@@ -1,0 +1,278 @@
+"""Sends finished caches to other workers and receives theirs, over the data plane.
+
+The prompt travels in the offer, so that the receiver can find what it holds already, share the
+blocks that arrive, and compute the prompt again should the request be preempted.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import base64
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.cache.keys import block_keys
+from engine.cache.pool import HybridPool, Lease, NeverFits, PoolFull
+from engine.model.layout import CacheLayout
+from engine.pacing import layer_due_s, sleep_until
+from engine.scheduler import Scheduler
+from engine.transport import client
+from engine.transport.client import Callbacks, DataPlane, Refusal, Transfer
+from engine.transport.errors import TransferRefused, TransportError
+from engine.transport.messages import Key as WireKey
+from engine.transport.messages import Manifest
+from engine.transport.outbound import Peer
+from engine.transport.regions import Kind, Region, RegionSize
+from engine.transport.settings import Settings
+from engine.worker.arrivals import Arrivals
+from engine.worker.engine import Job
+from engine.worker.errors import TransferFailed
+from engine.worker.messages import Destination, Key, PrefillRequest
+
+log = logging.getLogger(__name__)
+
+#: How often an offer that finds no memory tries again, until the data plane gives up on it.
+RETRY_S = 0.01
+
+#: Prefix of the refusal that tells the sender how much of the prompt is really held here.
+HELD = "held_tokens="
+
+Ranges = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """`delivered_s`: when the destination had committed the cache (CLOCK_MONOTONIC, as the sender
+    learned it). `reused_tokens` of the prompt (engine tokens) were not computed.
+    """
+
+    delivered_s: float
+    wire_bytes: int
+    reused_tokens: int
+
+
+class Courier:
+    """Both directions of one worker. All memory goes through `pool` and `arrivals`."""
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        pool: HybridPool,
+        scheduler: Scheduler,
+        arrivals: Arrivals,
+        settings: Settings,
+    ) -> None:
+        self._layout = layout
+        self._pool = pool
+        self._scheduler = scheduler
+        self._arrivals = arrivals
+        self._settings = settings
+        self._plane: DataPlane | None = None
+        #: Set while this worker takes caches; offers at other times are refused.
+        self.receiving = False
+        self.sent_bytes = 0
+        self.received = 0
+
+    async def start(self, arena: Any) -> None:
+        """Raises TransportError where the address cannot be had."""
+        callbacks = Callbacks(self._on_offer, self._on_commit, self._on_abort)
+        self._plane = await DataPlane.start(arena, self._settings, callbacks)
+
+    async def stop(self) -> None:
+        if self._plane is not None:
+            await self._plane.close()
+
+    @property
+    def plane(self) -> DataPlane:
+        assert self._plane is not None, "the courier is not started"
+        return self._plane
+
+    # -- sending
+
+    async def send(self, request: PrefillRequest, job: Job, to: Destination) -> Delivery:
+        """Push each layer as it is computed (or, paced, as it would be), then commit.
+
+        Returns when the destination has committed, or raises when nothing reads this side's memory
+        any more. Raises TransferFailed, and what ends the job.
+        """
+        await job.until(lambda: job.started_s is not None)
+        held = self._held_pages(request) * self._layout.page_tokens
+        peer = Peer(to.host, to.port, to.incarnation)
+        while True:
+            try:
+                transfer = self.plane.offer(
+                    peer,
+                    WireKey(request.key.request_id, request.key.attempt),
+                    self._manifest(request, held),
+                )
+                return await self._deliver(transfer, job, held)
+            except TransferRefused as error:
+                known = error.reason.partition(HELD)[2]
+                if not known.isdigit() or int(known) >= held:
+                    raise TransferFailed(f"to {to.host}:{to.port}: {error.reason}") from error
+                held = int(known)
+            except TransportError as error:
+                raise TransferFailed(f"to {to.host}:{to.port}: {error}") from error
+
+    async def _deliver(self, transfer: Transfer, job: Job, held: int) -> Delivery:
+        granted = asyncio.ensure_future(transfer.granted())
+        granted.add_done_callback(lambda _: job.notify())
+        try:
+            layers = self._layout.config.layers
+            for layer in range(layers):
+                # A refusal must show at once, not after the whole prompt is computed.
+                await job.until(lambda: granted.done() or job.layers > layer)  # noqa: B023
+                if granted.done():
+                    granted.result()
+                    await job.until(lambda: job.layers > layer)  # noqa: B023
+                assert job.started_s is not None
+                if job.duration_s:
+                    await sleep_until(layer_due_s(job.started_s, job.duration_s, layer, layers))
+                transfer.push_many(self._pieces(layer, job, held))
+            await job.until(lambda: bool(job.times_s))
+            sequence = job.sequence
+            assert sequence.computed == sequence.prompt_tokens == transfer.manifest.n_tokens
+            stats = await transfer.commit(sequence.tokens[-1])
+        except BaseException:
+            # Memory is released after this returns; until then the data plane may still read it.
+            await asyncio.shield(transfer.cancel())
+            raise
+        finally:
+            granted.cancel()
+            await asyncio.gather(granted, return_exceptions=True)
+        self.sent_bytes += stats.wire_bytes
+        lease = sequence.lease
+        assert lease is not None
+        return Delivery(time.monotonic(), stats.wire_bytes, lease.reused_tokens)
+
+    def _held_pages(self, request: PrefillRequest) -> int:
+        """Whole pages of the prompt that the destination is said to hold."""
+        page = self._layout.page_tokens
+        if request.block_tokens:
+            pages = request.held_tokens // request.block_tokens
+        elif request.system_tokens:
+            pages = request.held_tokens * len(request.prompt) // request.system_tokens // page
+        else:
+            pages = request.held_tokens // page
+        return min(pages, len(request.prompt) // page)
+
+    def _manifest(self, request: PrefillRequest, held: int) -> Manifest:
+        n_tokens = len(request.prompt)
+        return Manifest(
+            regions=tuple(
+                RegionSize(Region(layer, kind), size)
+                for layer, kind, size in _region_sizes(self._layout, n_tokens - held)
+            ),
+            n_tokens=n_tokens,
+            held_tokens=held,
+            tenant=request.tenant,
+            meta={"prompt": pack_tokens(request.prompt)},
+        )
+
+    def _pieces(self, layer: int, job: Job, held: int) -> list[tuple[Region, Ranges]]:
+        lease = job.sequence.lease
+        assert lease is not None
+        return _layer_ranges(self._layout, layer, lease, held, job.sequence.prompt_tokens)
+
+    # -- receiving
+
+    async def _on_offer(self, wire_key: WireKey, manifest: Manifest) -> dict[Region, Ranges]:
+        """Reserve memory for the whole manifest; waits for memory until cancelled."""
+        key = Key(*wire_key)
+        page, held = self._layout.page_tokens, manifest.held_tokens
+        try:
+            prompt = unpack_tokens(manifest.meta["prompt"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise Refusal("the offer carries no prompt", retryable=False) from error
+        expected = {
+            Region(layer, kind): size
+            for layer, kind, size in _region_sizes(self._layout, manifest.n_tokens - held)
+        }
+        found = {item.region: item.size_bytes for item in manifest.regions}
+        if len(prompt) != manifest.n_tokens or held % page or found != expected:
+            raise Refusal("the offer does not fit this model's cache layout", retryable=False)
+        keys = block_keys(prompt, page, manifest.tenant)
+        while True:
+            if self._arrivals.abandoned(key) or key in self._arrivals:
+                raise Refusal("this attempt was abandoned, or is here already", retryable=False)
+            if not self.receiving:
+                raise Refusal("this instance takes no caches now")
+            self._arrivals.expire(time.monotonic())
+            try:
+                if not self._scheduler.starved:
+                    # Blocks behind those declared held are about to be written: its own.
+                    lease = self._pool.acquire(keys[: held // page], len(prompt), arriving=True)
+                    break
+            except PoolFull:
+                pass
+            except NeverFits as error:
+                raise Refusal(str(error), retryable=False) from error
+            await asyncio.sleep(RETRY_S)
+        if lease.reused_tokens != held:
+            known = lease.reused_tokens
+            lease.release()
+            raise Refusal(f"{HELD}{known}")
+        lease.keys = keys
+        self._arrivals.reserve(key, prompt, manifest.tenant, lease)
+        ranges: dict[Region, Ranges] = {}
+        for layer in range(self._layout.config.layers):
+            ranges.update(_layer_ranges(self._layout, layer, lease, held, len(prompt)))
+        return ranges
+
+    async def _on_commit(self, wire_key: WireKey, arrival: client.Arrival) -> None:
+        """Raising rejects the cache; `_on_abort` follows then."""
+        key = Key(*wire_key)
+        if self._arrivals.abandoned(key):
+            raise ValueError("this attempt was abandoned")
+        if arrival.first_token < 0:
+            raise ValueError("no first token came with the cache")
+        delivered = self._arrivals.deliver(key, arrival.first_token)
+        assert len(delivered.prompt) == arrival.manifest.n_tokens
+        self.received += 1
+
+    def _on_abort(self, wire_key: WireKey) -> None:
+        self._arrivals.drop(Key(*wire_key))
+
+
+def _layer_ranges(
+    layout: CacheLayout, layer: int, lease: Lease, held: int, n_tokens: int
+) -> list[tuple[Region, Ranges]]:
+    """Where in the arena a lease's cache of one layer lies, without the first `held` tokens."""
+    pages = lease.pages[held // layout.page_tokens : layout.pages_for(n_tokens)]
+    ranges = layout.regions(layer, pages, lease.slot, n_tokens - held)
+    if layer in layout.state:
+        state, conv = ranges
+        return [(Region(layer, Kind.STATE), [state]), (Region(layer, Kind.CONV), [conv])]
+    return [(Region(layer, Kind.KV), ranges)]
+
+
+def _region_sizes(layout: CacheLayout, n_tokens: int) -> list[tuple[int, Kind, int]]:
+    """(layer, kind, bytes) of every region of a cache in which `n_tokens` latents cross."""
+    sizes = []
+    for layer in range(layout.config.layers):
+        if layer in layout.state:
+            sizes.append((layer, Kind.STATE, layout.state[layer].row_bytes))
+            sizes.append((layer, Kind.CONV, layout.conv[layer].row_bytes))
+        else:
+            row_bytes = layout.latents[layer].row_bytes
+            sizes.append((layer, Kind.KV, row_bytes // layout.page_tokens * n_tokens))
+    return sizes
+
+
+def pack_tokens(tokens: Sequence[int]) -> str:
+    """Token ids as text: two or four bytes each (little-endian hosts, as on the data plane)."""
+    code = "H" if max(tokens) < 1 << 16 else "I"
+    return code + base64.b64encode(array.array(code, tokens).tobytes()).decode("ascii")
+
+
+def unpack_tokens(text: str) -> list[int]:
+    """Inverse of `pack_tokens`. Raises ValueError."""
+    if not isinstance(text, str) or text[:1] not in ("H", "I"):
+        raise ValueError("not packed tokens")
+    tokens = array.array(text[0])
+    tokens.frombytes(base64.b64decode(text[1:], validate=True))
+    return tokens.tolist()

@@ -1,0 +1,235 @@
+"""The engine loop: schedule, compute in a thread, wait for the modelled end, deliver.
+
+All state lives on the event loop; the thread only runs `Runner.execute` on a step that the loop
+does not touch meanwhile. Times are seconds of CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.pacing import Pacing, Timeline, sleep_until
+from engine.scheduler import Item, Scheduler, Step
+from engine.sequence import Sequence
+from engine.worker.errors import Cancelled, ComputeFailed, WorkerError
+
+log = logging.getLogger(__name__)
+
+
+class StepRunner(Protocol):
+    """See `engine.runner.Runner`."""
+
+    def execute(self, step: Step, on_layer: Callable[[int], None] | None = None) -> list[int]: ...
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One sequence in the engine's hands, and what its owner may wait for. One owner, one waiter.
+
+    `started_s` and `duration_s` (modelled; 0 without pacing) are of the step that ends the
+    prompt; `layers` counts the layers of it whose cache is written. `times_s` are those of
+    generated tokens.
+    """
+
+    sequence: Sequence
+    submitted_s: float
+    admitted_s: float | None = None
+    started_s: float | None = None
+    duration_s: float = 0.0
+    compute_s: float = 0.0
+    layers: int = 0
+    times_s: list[float] = field(default_factory=list)
+    error: WorkerError | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.sequence.finish) or self.error is not None
+
+    def notify(self) -> None:
+        self._changed.set()
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        """Wait for `ready()`. Raises the job's error, or Cancelled, when it ends without."""
+        while not ready():
+            if self.error is not None:
+                raise self.error
+            if self.sequence.finish == "cancelled":
+                raise Cancelled(f"{self.sequence.id} was cancelled")
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def more(self, received: int) -> bool:
+        """Wait for another token after `received` ones; False when the sequence ended instead."""
+        done = ("stop", "length")
+        await self.until(lambda: len(self.times_s) > received or self.sequence.finish in done)
+        return len(self.times_s) > received
+
+
+class EngineLoop:
+    """Runs the steps of one scheduler, one at a time, paced to a profile or as fast as it can."""
+
+    def __init__(
+        self, scheduler: Scheduler, runner: StepRunner, pacing: Pacing | None, threads: int = 1
+    ) -> None:
+        self.scheduler = scheduler
+        self.pacing = pacing
+        self.timeline = Timeline()
+        self.steps = 0
+        self.busy_s = 0.0
+        self._runner = runner
+        self._jobs: dict[Sequence, Job] = {}
+        self._wake = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "engine", _limit_threads, (threads,))
+
+    def submit(self, sequence: Sequence) -> Job:
+        """Queue a sequence. Raises NeverFits."""
+        self.scheduler.add(sequence)
+        job = Job(sequence, time.monotonic())
+        self._jobs[sequence] = job
+        self._wake.set()
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """End a job at any point; its memory is back at the latest when its current step ends."""
+        self.scheduler.cancel(job.sequence)
+        self._settle(job)
+        self._wake.set()
+
+    def kick(self) -> None:
+        """Memory was released elsewhere: try again to admit what waits."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        tick = 0
+        queued = False
+        try:
+            while True:
+                step = self.scheduler.schedule(tick)
+                if not step.items and not (self.pacing is not None and self.scheduler.running):
+                    queued = False
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                await self._run_step(step, queued)
+                queued = True
+                tick += 1
+                self.steps += 1
+        finally:
+            self._thread.shutdown(wait=False)
+
+    async def _run_step(self, step: Step, queued: bool) -> None:
+        loop = asyncio.get_running_loop()
+        now_s = time.monotonic()
+        start_s = now_s if self.pacing is None else self.timeline.begin(now_s, queued)
+        duration_s = 0.0 if self.pacing is None else self._modelled_s(step, self.pacing)
+        pushing: list[Job] = []
+        for sequence in step.admitted:
+            job = self._jobs[sequence]
+            if job.admitted_s is None:
+                job.admitted_s = max(start_s, job.submitted_s)
+                job.notify()
+        for item in step.items:
+            job = self._jobs[item.sequence]
+            if item.samples and job.started_s is None:
+                job.started_s = max(start_s, job.submitted_s)
+                job.duration_s = duration_s
+                if item.sequence.hand_over:
+                    pushing.append(job)
+                job.notify()
+
+        def layer_written(layer: int) -> None:
+            for job in pushing:
+                job.layers = layer + 1
+                job.notify()
+
+        def on_layer(layer: int) -> None:
+            loop.call_soon_threadsafe(layer_written, layer)
+
+        tokens: list[int] = []
+        if step.items:
+            try:
+                tokens, compute_s = await loop.run_in_executor(
+                    self._thread, self._execute, step, on_layer if pushing else None
+                )
+            except Exception as error:
+                log.exception("a step of %d sequences failed", len(step.items))
+                self._fail(step, error)
+                return
+            self.busy_s += compute_s
+            for item in step.items:
+                self._jobs[item.sequence].compute_s += compute_s
+        if self.pacing is not None:
+            end_s, ratio = self.timeline.end(start_s, duration_s, time.monotonic())
+            if ratio:
+                for item in step.items:
+                    item.sequence.overruns += 1
+                    item.sequence.worst_overrun = max(item.sequence.worst_overrun, ratio)
+            await sleep_until(end_s)
+        now_s = time.monotonic()
+        for sequence in self.scheduler.complete(step, tokens):
+            self._jobs[sequence].times_s.append(now_s)
+        for item in step.items:
+            self._settle(self._jobs[item.sequence])
+
+    def _execute(
+        self, step: Step, on_layer: Callable[[int], None] | None
+    ) -> tuple[list[int], float]:
+        began_s = time.monotonic()
+        tokens = self._runner.execute(step, on_layer)
+        return tokens, time.monotonic() - began_s
+
+    def _modelled_s(self, step: Step, pacing: Pacing) -> float:
+        """A tick of decode, if any sequence decodes, and the prompts computed beside it."""
+        duration_s = 0.0
+        decoding = [s for s in self.scheduler.running if s.decoding]
+        if decoding:
+            context = sum(len(sequence.tokens) for sequence in decoding)
+            phases = self.scheduler.limits.phases
+            duration_s += pacing.decode_step_s(len(decoding), context) / phases
+        return duration_s + sum(
+            _prefill_s(item, pacing) for item in step.items if not item.sequence.decoding
+        )
+
+    def _fail(self, step: Step, error: Exception) -> None:
+        jobs = [self._jobs[item.sequence] for item in step.items]
+        self.scheduler.abort(step)
+        for job in jobs:
+            job.error = ComputeFailed(f"{type(error).__name__}: {error}")
+            self._settle(job)
+
+    def _settle(self, job: Job) -> None:
+        """Tell the owner; forget the job once it has ended and no step computes it."""
+        if job.ended and not job.sequence.in_step:
+            self._jobs.pop(job.sequence, None)
+        job.notify()
+
+
+def _prefill_s(item: Item, pacing: Pacing) -> float:
+    """Modelled seconds of a prompt chunk. A whole prompt costs T(l) - T(c) + T(0); of one cut
+    in chunks, the fixed T(0) is paid with the first.
+    """
+    sequence = item.sequence
+    scale = (sequence.system_tokens or sequence.prompt_tokens) / sequence.prompt_tokens
+    lease = sequence.lease
+    assert lease is not None
+    first = item.start == lease.reused_tokens
+    cached = item.start * scale
+    if first and sequence.system_tokens and not sequence.preemptions:
+        # The control plane judges caches per cluster: what another instance of it holds counts.
+        cached = float(sequence.cached_tokens)
+    duration_s = pacing.prefill_s(item.stop * scale, min(cached, item.stop * scale))
+    return duration_s if first else duration_s - pacing.prefill(0.0)
+
+
+def _limit_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)

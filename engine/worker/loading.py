@@ -1,0 +1,68 @@
+"""From worker options to a model and its cache memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.cache.storage import CacheStorage
+from engine.model.checkpoint import load_checkpoint
+from engine.model.config import shape
+from engine.model.layout import CacheLayout
+from engine.model.model import Model
+from engine.model.weights import random_weights
+from engine.transport.arena import SharedArena
+from engine.worker.options import InputError, WorkerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """`arena` is the shared memory behind `storage`, which the data plane maps too."""
+
+    model: Model
+    storage: CacheStorage
+    arena: SharedArena
+    stop_tokens: frozenset[int]
+
+    @property
+    def layout(self) -> CacheLayout:
+        return self.storage.layout
+
+
+def load_engine(options: WorkerOptions) -> LoadedEngine:
+    """Raises errors with exit_code 2 for what the user can mend."""
+    torch.set_num_threads(options.threads)
+    device = options.device
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"--device {device}: torch sees no CUDA device here; cpu would do")
+    on_gpu = device.startswith("cuda")
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    directory = Path(options.model)
+    stop_tokens: frozenset[int] = frozenset()
+    if directory.is_dir():
+        config, weights = load_checkpoint(directory, device, dtype)
+        stop_tokens = _end_of_text(directory)
+    else:
+        config = shape(options.model)
+        weights = random_weights(config, options.seed, device, dtype)
+    layout = CacheLayout(
+        config,
+        options.pages + 1,
+        options.slots + 1,
+        options.page_tokens,
+        "bfloat16" if on_gpu else "float32",
+    )
+    arena = SharedArena.create(layout.nbytes)
+    storage = CacheStorage(layout, device, None if on_gpu else arena.buffer)
+    return LoadedEngine(Model(config, weights), storage, arena, stop_tokens)
+
+
+def _end_of_text(directory: Path) -> frozenset[int]:
+    """`eos_token_id` of the checkpoint's config.json: a number, a list, or none."""
+    value = json.loads((directory / "config.json").read_text()).get("eos_token_id")
+    if isinstance(value, int):
+        return frozenset((value,))
+    return frozenset(value) if isinstance(value, list) else frozenset()

@@ -1,0 +1,170 @@
+"""The worker's command line. Torch-free."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+ROLES = ("prefill", "decode", "both")
+
+EPILOG = """\
+examples:
+  prfaas worker --listen 127.0.0.1:8000 --model small
+      an OpenAI-compatible server of one engine: POST /v1/completions with token ids as prompt
+  prfaas worker --socket /tmp/p0.sock --role prefill --model tiny --pacing h200.json
+      a prefill instance as `prfaas run` starts it, paced to a device profile
+  curl --unix-socket /tmp/p0.sock http://worker/health
+
+The control API is described in docs/worker.md. SIGTERM drains for --grace-s and exits 0. With
+--socket the worker ends with its parent.
+"""
+
+
+class InputError(ValueError):
+    """Bad worker arguments; one line for the user."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """`pages` and `slots` are what requests can use; scratch is extra. `page_tokens` is the block
+    size of paged latents, prefix keys and checkpoints, in engine tokens.
+    """
+
+    socket: Path | None
+    listen: tuple[str, int] | None
+    name: str = "worker"
+    cluster: str = "local"
+    role: str = "both"
+    model: str = "tiny"
+    seed: int = 0
+    device: str = "cpu"
+    page_tokens: int = 64
+    pages: int = 1024
+    slots: int = 64
+    max_batch: int = 32
+    step_tokens: int = 2048
+    checkpoint_interval: int = 32
+    pacing: Path | None = None
+    data_host: str = "127.0.0.1"
+    data_port: int = 0
+    lanes: int = 4
+    allow_plain: bool = False
+    threads: int = 1
+    grace_s: float = 2.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--socket", type=Path, metavar="PATH", help="serve on this unix socket")
+    where.add_argument("--listen", metavar="HOST:PORT", help="serve on TCP")
+    parser.add_argument("--name", default="worker", help="name of this instance (default: worker)")
+    parser.add_argument("--cluster", default="local", help="cluster it stands in (default: local)")
+    parser.add_argument("--role", choices=ROLES, default="both", help="default: both")
+    parser.add_argument(
+        "--model",
+        default="tiny",
+        metavar="SHAPE|DIR",
+        help="a shipped shape with seeded weights, or a Hugging Face checkpoint directory",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of seeded weights (default: 0)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument(
+        "--page-tokens", type=int, default=64, metavar="N", help="tokens a block (default: 64)"
+    )
+    parser.add_argument("--pages", type=int, default=1024, metavar="N", help="default: 1024")
+    parser.add_argument(
+        "--slots", type=int, default=64, metavar="N", help="recurrent states (default: 64)"
+    )
+    parser.add_argument(
+        "--max-batch", type=int, default=32, metavar="N", help="decode batch limit (default: 32)"
+    )
+    parser.add_argument(
+        "--step-tokens",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="tokens a step when prefill and decode share one engine (default: 2048)",
+    )
+    parser.add_argument(
+        "--checkpoint-interval",
+        type=int,
+        default=32,
+        metavar="BLOCKS",
+        help="keep a state every so many blocks of a prompt, 0 for none (default: 32)",
+    )
+    parser.add_argument(
+        "--pacing", default="none", metavar="FILE.json|none", help="device profile to be paced to"
+    )
+    parser.add_argument(
+        "--data-host", default="127.0.0.1", metavar="HOST", help="address of the KV data plane"
+    )
+    parser.add_argument(
+        "--data-port", type=int, default=0, metavar="PORT", help="0 takes a free one (default)"
+    )
+    parser.add_argument(
+        "--lanes", type=int, default=4, metavar="N", help="TCP connections a peer (default: 4)"
+    )
+    parser.add_argument(
+        "--allow-plain",
+        action="store_true",
+        help="KV traffic without TLS on addresses other than loopback",
+    )
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads")
+    parser.add_argument(
+        "--grace-s", type=float, default=2.0, metavar="S", help="drain so long on SIGTERM"
+    )
+
+
+def from_namespace(parsed: argparse.Namespace) -> WorkerOptions:
+    """Raises InputError for values that argparse cannot judge."""
+    for name, least in (
+        ("page_tokens", 1),
+        ("pages", 1),
+        ("slots", 1),
+        ("max_batch", 1),
+        ("threads", 1),
+        ("lanes", 1),
+        ("checkpoint_interval", 0),
+        ("data_port", 0),
+    ):
+        if getattr(parsed, name) < least:
+            flag = "--" + name.replace("_", "-")
+            raise InputError(f"{flag} {getattr(parsed, name)}; {least} or more would do")
+    if parsed.step_tokens < parsed.page_tokens:
+        raise InputError(
+            f"--step-tokens {parsed.step_tokens} is less than a page of {parsed.page_tokens}"
+        )
+    return WorkerOptions(
+        socket=parsed.socket,
+        listen=None if parsed.listen is None else _address(parsed.listen),
+        name=parsed.name,
+        cluster=parsed.cluster,
+        role=parsed.role,
+        model=parsed.model,
+        seed=parsed.seed,
+        device=parsed.device,
+        page_tokens=parsed.page_tokens,
+        pages=parsed.pages,
+        slots=parsed.slots,
+        max_batch=parsed.max_batch,
+        step_tokens=parsed.step_tokens,
+        checkpoint_interval=parsed.checkpoint_interval,
+        pacing=None if parsed.pacing == "none" else Path(parsed.pacing),
+        data_host=parsed.data_host,
+        data_port=parsed.data_port,
+        lanes=parsed.lanes,
+        allow_plain=parsed.allow_plain,
+        threads=parsed.threads,
+        grace_s=parsed.grace_s,
+    )
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise InputError(f"--listen {text}; HOST:PORT would do, for example 127.0.0.1:8000")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,368 @@
+"""What one instance does, apart from HTTP: prefill, decode, roles, draining, figures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine.cache.checkpoints import CheckpointPolicy
+from engine.cache.pool import HybridPool, NeverFits
+from engine.pacing import Pacing
+from engine.runner import Runner
+from engine.scheduler import Limits, Scheduler
+from engine.sequence import Sequence
+from engine.transport.settings import Settings
+from engine.worker.arrivals import Arrivals
+from engine.worker.courier import Courier, Delivery
+from engine.worker.engine import EngineLoop, Job
+from engine.worker.errors import NotReady, Rejected
+from engine.worker.loading import LoadedEngine
+from engine.worker.messages import DecodeRequest, Key, PrefillRequest
+from engine.worker.options import WorkerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult:
+    """Times are seconds of CLOCK_MONOTONIC. `cached_tokens` were really reused here, in tokens of
+    the modelled system where the request gave its length. `overrun`: actual / modelled duration
+    where computing took too long, else 0.
+    """
+
+    first_token: int
+    started_s: float
+    finished_s: float
+    delivered_s: float
+    wire_bytes: int
+    compute_s: float
+    overrun: float
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a decode, and when it was there. The first of a delivered cache comes with
+    admission to the batch. `finish` says why the sequence ended with it ("": it goes on).
+    """
+
+    id: int
+    t_s: float
+    finish: str = ""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Requests since the start, by how they ended."""
+
+    prefills: int = 0
+    decodes: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    tokens: int = 0
+    overrun_requests: int = 0
+
+
+class Worker:
+    """One engine in one role. Construct on the running loop, then `start`."""
+
+    def __init__(self, options: WorkerOptions, engine: LoadedEngine, pacing: Pacing | None) -> None:
+        self.options = options
+        self.role = options.role
+        self.engine = engine
+        self.pacing = pacing
+        self.state = "starting"
+        #: Unique to this life of the instance; a peer that remembers another one is refused.
+        self.incarnation = secrets.randbits(62) | 1
+        self.counters = Counters()
+        self.pool = HybridPool(
+            options.pages,
+            options.slots,
+            options.page_tokens,
+            policy=CheckpointPolicy(options.checkpoint_interval),
+            first_page=1,
+            first_slot=1,
+        )
+        self.scheduler = Scheduler(self.pool, self._limits(options.role))
+        self.loop = EngineLoop(
+            self.scheduler, Runner(engine.model, engine.storage), pacing, options.threads
+        )
+        self._activity = asyncio.Event()
+        self.arrivals = Arrivals(self._memory_freed)
+        self.courier = Courier(
+            engine.layout,
+            self.pool,
+            self.scheduler,
+            self.arrivals,
+            Settings(
+                incarnation=self.incarnation,
+                layout=engine.layout.layout_id,
+                host=options.data_host,
+                port=options.data_port,
+                lanes=options.lanes,
+                allow_plain=options.allow_plain,
+            ),
+        )
+        self.jobs: dict[Key, Job] = {}
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self, on_crash: Callable[[BaseException], None]) -> None:
+        """Open the data plane and start computing. `on_crash` hears of a bug that ends the loop."""
+        await self.courier.start(self.engine.arena)
+        self._running = asyncio.create_task(self.loop.run())
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                on_crash(error)
+
+        self._running.add_done_callback(ended)
+        self._set_state("ready")
+
+    async def stop(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        await self.courier.stop()
+
+    # -- requests
+
+    async def prefill(self, request: PrefillRequest) -> PrefillResult:
+        """Compute the prompt and deliver its cache. Cancelling it frees everything, here and there.
+
+        Raises a WorkerError.
+        """
+        self._expect("prefill")
+        sequence = Sequence(
+            id=request.key.request_id,
+            tokens=list(request.prompt),
+            max_tokens=1,
+            tenant=request.tenant,
+            sampling=request.sampling,
+            hand_over=True,
+            system_tokens=request.system_tokens,
+            cached_tokens=request.cached_tokens,
+        )
+        if request.key in self.jobs:
+            raise Rejected(f"{request.key.request_id} attempt {request.key.attempt} is in hand")
+        job = self._submit(sequence)
+        self.jobs[request.key] = job
+        try:
+            if request.destination is None:
+                delivery = await self._keep(request, job)
+            else:
+                delivery = await self.courier.send(request, job, request.destination)
+            self.counters.prefills += 1
+            self.counters.overrun_requests += sequence.overruns > 0
+            return PrefillResult(
+                first_token=sequence.tokens[-1],
+                started_s=job.started_s or 0.0,
+                finished_s=job.times_s[-1],
+                delivered_s=delivery.delivered_s,
+                wire_bytes=delivery.wire_bytes,
+                compute_s=job.compute_s,
+                overrun=sequence.worst_overrun,
+                cached_tokens=self._system_tokens(request, delivery.reused_tokens),
+            )
+        except BaseException as error:
+            self._count_failure(error)
+            raise
+        finally:
+            del self.jobs[request.key]
+            self._release(job)
+
+    async def _keep(self, request: PrefillRequest, job: Job) -> Delivery:
+        """Hand the cache over to this worker's own decode."""
+        await job.until(lambda: bool(job.times_s))
+        sequence = job.sequence
+        lease = sequence.lease
+        assert lease is not None and sequence.computed == sequence.prompt_tokens
+        self.arrivals.drop(request.key)
+        arrival = self.arrivals.reserve(request.key, request.prompt, request.tenant, lease)
+        sequence.lease = None
+        self.arrivals.deliver(arrival.key, sequence.tokens[-1])
+        return Delivery(time.monotonic(), 0, lease.reused_tokens)
+
+    def take(self, request: DecodeRequest) -> Sequence:
+        """The sequence of a delivered cache; give it to `stream` at once. Raises a WorkerError."""
+        if not (self.state == "draining" and request.key in self.arrivals):
+            self._expect("decode")
+        arrival = self.arrivals.take(request.key)
+        sequence = Sequence(
+            id=request.key.request_id,
+            tokens=list(arrival.prompt),
+            max_tokens=request.max_tokens,
+            tenant=arrival.tenant,
+            sampling=request.sampling,
+            stop_tokens=frozenset() if request.ignore_eos else self.engine.stop_tokens,
+        )
+        sequence.keys = list(arrival.lease.keys)
+        sequence.arrive(arrival.lease, arrival.first_token)
+        return sequence
+
+    async def stream(self, key: Key, sequence: Sequence) -> AsyncGenerator[Token]:
+        """Run a sequence to its end; yields each token, one sampled elsewhere included. Closing the
+        generator frees its memory. Raises a WorkerError.
+        """
+        job: Job | None = None
+        try:
+            if not sequence.generated:
+                self._expect("both")
+            if key in self.jobs:
+                raise Rejected(f"{key.request_id} attempt {key.attempt} is in hand")
+            arrived = sequence.generated
+            if arrived and sequence.tokens[-1] in sequence.stop_tokens:
+                sequence.max_tokens = 1
+            if arrived >= sequence.max_tokens:
+                sequence.finish = "length"
+                yield Token(sequence.tokens[-1], time.monotonic(), "length")
+                self.counters.decodes += 1
+                self.counters.tokens += 1
+                return
+            job = self._submit(sequence)
+            self.jobs[key] = job
+            if arrived:
+                await job.until(lambda: job.admitted_s is not None)
+                assert job.admitted_s is not None
+                yield Token(sequence.tokens[sequence.prompt_tokens], job.admitted_s)
+            sent = 0
+            while await job.more(sent):
+                position = sequence.prompt_tokens + arrived + sent
+                last = position == len(sequence.tokens) - 1
+                finish = sequence.finish if last else ""
+                yield Token(sequence.tokens[position], job.times_s[sent], finish)
+                sent += 1
+            self.counters.decodes += 1
+            self.counters.tokens += sequence.generated
+            self.counters.overrun_requests += sequence.overruns > 0
+        except BaseException as error:
+            self._count_failure(error)
+            raise
+        finally:
+            if job is None:
+                sequence.drop_memory()
+            else:
+                del self.jobs[key]
+                self._release(job)
+
+    def abandon(self, key: Key) -> None:
+        """Drop whatever is held or under way for this attempt, and refuse it if it comes later."""
+        if (job := self.jobs.get(key)) is not None:
+            self.loop.cancel(job)
+        self.arrivals.abandon(key)
+
+    # -- roles
+
+    async def drain(self) -> None:
+        """Take no new work; return when all in hand is done and no delivered cache is left."""
+        if self.state == "ready":
+            self._set_state("draining")
+        while self.jobs or self.arrivals or len(self.scheduler):
+            self._activity.clear()
+            await self._activity.wait()
+
+    async def convert(self, role: str) -> None:
+        """Drain, change role, and take work again."""
+        await self.drain()
+        self.role = role
+        self.scheduler.limits = self._limits(role)
+        self._set_state("ready")
+
+    def _set_state(self, state: str) -> None:
+        self.state = state
+        self.courier.receiving = state == "ready" and self.role != "prefill"
+
+    def _limits(self, role: str) -> Limits:
+        options, pacing = self.options, self.pacing
+        if role == "prefill":
+            return Limits(options.slots, options.step_tokens, whole_prompts=True)
+        if pacing is None:
+            return Limits(options.max_batch, options.step_tokens)
+        return Limits(pacing.max_batch, options.step_tokens, phases=pacing.phases)
+
+    def _expect(self, work: str) -> None:
+        """Raises NotReady unless this worker takes such work now."""
+        if self.state != "ready":
+            raise NotReady(f"{self.options.name} is {self.state}")
+        if self.role not in (work, "both"):
+            raise NotReady(f"{self.options.name} does {self.role}, not {work}")
+
+    # -- figures
+
+    def health(self) -> dict[str, Any]:
+        return {
+            "name": self.options.name,
+            "cluster": self.options.cluster,
+            "role": self.role,
+            "state": self.state,
+            "incarnation": self.incarnation,
+            "pid": os.getpid(),
+            "data": {"host": self.options.data_host, "port": self.courier.plane.port},
+            "layout": self.engine.layout.layout_id,
+            "vocab": self.engine.model.config.vocab,
+            "page_tokens": self.options.page_tokens,
+        }
+
+    def stats(self) -> dict[str, Any]:
+        """Everything a fleet or a test asks: load, occupancy, hits, overruns, bytes."""
+        overruns = self.loop.timeline.overruns
+        groups = {
+            str(group): {**asdict(figures), "hit_rate": figures.hit_rate}
+            for group, figures in self.pool.figures().items()
+        }
+        return {
+            "state": self.state,
+            "role": self.role,
+            "waiting": len(self.scheduler.waiting),
+            "running": len(self.scheduler.running),
+            "max_batch": self.scheduler.limits.max_batch,
+            "preemptions": self.scheduler.preemptions,
+            "leases": self.pool.leases,
+            "arrivals": len(self.arrivals),
+            "expired": self.arrivals.expired,
+            "jobs": len(self.jobs),
+            "steps": self.loop.steps,
+            "busy_s": self.loop.busy_s,
+            "cache": groups,
+            "overruns": asdict(overruns),
+            "requests": asdict(self.counters),
+            "sent_bytes": self.courier.sent_bytes,
+            "received_caches": self.courier.received,
+        }
+
+    # -- parts
+
+    def _submit(self, sequence: Sequence) -> Job:
+        try:
+            return self.loop.submit(sequence)
+        except NeverFits as error:
+            sequence.drop_memory()
+            raise Rejected(str(error)) from error
+
+    def _release(self, job: Job) -> None:
+        """End the job if it has not ended, and give its memory back unless a step still uses it."""
+        if not job.ended:
+            self.loop.cancel(job)
+        elif not job.sequence.in_step:
+            job.sequence.drop_memory()
+        self._memory_freed()
+
+    def _memory_freed(self) -> None:
+        self._activity.set()
+        self.loop.kick()
+
+    def _count_failure(self, error: BaseException) -> None:
+        if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+            self.counters.cancelled += 1
+        else:
+            self.counters.failed += 1
+
+    def _system_tokens(self, request: PrefillRequest, engine_tokens: int) -> int:
+        """Engine tokens as tokens of the modelled system."""
+        if request.block_tokens:
+            return engine_tokens // self.options.page_tokens * request.block_tokens
+        if request.system_tokens:
+            return round(engine_tokens * request.system_tokens / len(request.prompt))
+        return engine_tokens

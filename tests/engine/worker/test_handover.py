@@ -1,0 +1,286 @@
+"""Prefill on one worker, decode on another, over the real data plane: tokens as if in one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from engine.sequence import Sampling
+from engine.worker.errors import (
+    Cancelled,
+    NotReady,
+    Rejected,
+    TransferFailed,
+    UnknownRequest,
+    WorkerError,
+)
+from engine.worker.messages import DecodeRequest, Destination, Key, PrefillRequest
+
+
+def prompt_of(length: int, seed: int = 0, shared: int = 0) -> list[int]:
+    """`shared` tokens that are the same for every seed, then its own."""
+    common = random.Random(99)
+    own = random.Random(seed)
+    return [common.randrange(256) for _ in range(shared)] + [
+        own.randrange(256) for _ in range(length - shared)
+    ]
+
+
+def place(worker) -> Destination:
+    return Destination("127.0.0.1", worker.courier.plane.port, worker.incarnation)
+
+
+def asks(name, prompt, to, **changes) -> PrefillRequest:
+    fields = {
+        "key": Key(name, 1),
+        "prompt": prompt,
+        "system_tokens": 0,
+        "cached_tokens": 0,
+        "held_tokens": 0,
+        "block_tokens": 0,
+        "tenant": "",
+        "sampling": Sampling(),
+        "destination": None if to is None else place(to),
+    }
+    return PrefillRequest(**{**fields, **changes})
+
+
+async def decode(worker, name, count, attempt=1, sampling=Sampling()) -> list[int]:
+    request = DecodeRequest(Key(name, attempt), count, True, sampling)
+    return [token.id async for token in worker.stream(request.key, worker.take(request))]
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny-7to1"])
+async def test_tokens_equal_those_of_one_engine(model, start_worker, engine, nothing_leaked):
+    p = await start_worker(model=model, role="prefill")
+    d = await start_worker(model=model, role="decode")
+    prompts = {f"r{n}": prompt_of(length, n) for n, length in enumerate((1, 15, 16, 17, 130))}
+    results = await asyncio.gather(
+        *(p.prefill(asks(name, prompt, d)) for name, prompt in prompts.items())
+    )
+    decoded = await asyncio.gather(*(decode(d, name, 12) for name in prompts))
+    alone = engine(model)
+    for (name, prompt), result, tokens in zip(prompts.items(), results, decoded, strict=True):
+        expected = alone.generate(prompt, 12)
+        assert tokens == expected, name
+        assert result.first_token == expected[0]
+        assert result.started_s <= result.finished_s <= result.delivered_s
+        assert result.wire_bytes > p.engine.layout.request_bytes(len(prompt))
+    await nothing_leaked(p, d)
+
+
+async def test_sampled_tokens_do_not_depend_on_where_they_are_drawn(start_worker, engine):
+    p = await start_worker(role="prefill")
+    d = await start_worker(role="decode")
+    sampling = Sampling(temperature=1.0, seed=7)
+    prompt = prompt_of(40)
+    await p.prefill(asks("r", prompt, d, sampling=sampling))
+    tokens = await decode(d, "r", 12, sampling=sampling)
+    assert tokens == engine().generate(prompt, 12, sampling)
+    assert tokens != engine().generate(prompt, 12)
+
+
+async def test_prefix_hits_on_either_side(start_worker, engine, nothing_leaked):
+    p = await start_worker(role="prefill")
+    d = await start_worker(role="decode")
+    alone = engine()
+    first, second = prompt_of(140, 1, shared=100), prompt_of(150, 2, shared=100)
+    cold = await p.prefill(asks("a", first, d))
+    assert cold.cached_tokens == 0
+    assert await decode(d, "a", 6) == alone.generate(first, 6)
+    # 96 tokens are six shared blocks; the state nearest below was kept at 96 (interval 2 blocks).
+    warm = await p.prefill(asks("b", second, d, held_tokens=96))
+    assert warm.cached_tokens == 96
+    assert cold.wire_bytes - warm.wire_bytes > 80 * p.engine.layout.config.kv_bytes_per_token(
+        "float32"
+    )
+    assert await decode(d, "b", 6) == alone.generate(second, 6)
+    await nothing_leaked(p, d)
+
+
+async def test_a_destination_that_holds_less_than_said_gets_the_rest(
+    start_worker, engine, nothing_leaked
+):
+    p = await start_worker(role="prefill")
+    d = await start_worker(role="decode")
+    first, second = prompt_of(50, 1, shared=40), prompt_of(150, 2, shared=40)
+    await p.prefill(asks("a", first, d))
+    await decode(d, "a", 2)
+    # 144 tokens are claimed, 32 are there.
+    await p.prefill(asks("b", second, d, held_tokens=144))
+    assert await decode(d, "b", 8) == engine().generate(second, 8)
+    await nothing_leaked(p, d)
+
+
+async def test_lengths_in_system_tokens(start_worker, engine):
+    p = await start_worker(role="prefill")
+    d = await start_worker(role="decode")
+    scale = {"block_tokens": 512, "system_tokens": 150 * 32}
+    await p.prefill(asks("a", prompt_of(150, 1, shared=100), d, **scale))
+    await decode(d, "a", 2)
+    second = prompt_of(150, 2, shared=100)
+    warm = await p.prefill(
+        asks("b", second, d, held_tokens=6 * 512, cached_tokens=6 * 512, **scale)
+    )
+    assert warm.cached_tokens == 6 * 512
+    assert await decode(d, "b", 5) == engine().generate(second, 5)
+
+
+async def test_after_role_conversion(start_worker, engine, nothing_leaked):
+    a = await start_worker(role="prefill")
+    b = await start_worker(role="decode")
+    prompt = prompt_of(90, 3)
+    expected = engine().generate(prompt, 8)
+    await a.prefill(asks("r", prompt, b))
+    with pytest.raises(NotReady, match="does prefill, not decode"):
+        await decode(a, "r", 8)
+    # Converting waits for the delivered cache to be decoded.
+    turning = asyncio.create_task(b.convert("prefill"))
+    await asyncio.sleep(0.05)
+    assert not turning.done() and b.state == "draining"
+    with pytest.raises(TransferFailed, match="takes no caches"):
+        await a.prefill(asks("late", prompt, b))
+    assert await decode(b, "r", 8) == expected
+    await turning
+    await a.convert("decode")
+    await b.prefill(asks("r2", prompt, a))
+    assert await decode(a, "r2", 8) == expected
+    await nothing_leaked(a, b)
+
+
+async def test_after_preemption(start_worker, engine, nothing_leaked):
+    p = await start_worker(role="prefill")
+    d = await start_worker(role="decode", pages=12, max_batch=4)
+    prompts = {f"r{n}": prompt_of(33, n) for n in range(4)}
+    await asyncio.gather(*(p.prefill(asks(n, prompt, d)) for n, prompt in prompts.items()))
+    decoded = await asyncio.gather(*(decode(d, name, 40) for name in prompts))
+    assert d.scheduler.preemptions > 0
+    alone = engine()
+    assert decoded == [alone.generate(prompt, 40) for prompt in prompts.values()]
+    await nothing_leaked(p, d)
+
+
+async def test_one_worker_does_both(start_worker, engine, nothing_leaked):
+    w = await start_worker()
+    prompt = prompt_of(70, 5)
+    result = await w.prefill(asks("r", prompt, None))
+    assert result.wire_bytes == 0
+    assert await decode(w, "r", 6) == engine().generate(prompt, 6)
+    await nothing_leaked(w)
+
+
+async def test_an_offer_waits_for_memory(start_worker, engine, nothing_leaked):
+    p = await start_worker(role="prefill")
+    d = await start_worker(role="decode", pages=5)
+    first, second = prompt_of(60, 1), prompt_of(60, 2)
+    await p.prefill(asks("a", first, d))
+    waiting = asyncio.create_task(p.prefill(asks("b", second, d)))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    assert await decode(d, "a", 4) == engine().generate(first, 4)
+    await waiting
+    assert await decode(d, "b", 4) == engine().generate(second, 4)
+    await nothing_leaked(p, d)
+
+
+async def test_what_can_never_fit_is_rejected_on_either_side(start_worker, nothing_leaked):
+    p = await start_worker(role="prefill")
+    d = await start_worker(role="decode", pages=4)
+    with pytest.raises(TransferFailed, match="the pool has 4"):
+        await p.prefill(asks("a", prompt_of(80), d))
+    with pytest.raises(Rejected, match="do not fit in 64 pages"):
+        await p.prefill(asks("b", prompt_of(64 * 16 + 1), d))
+    await p.prefill(asks("c", prompt_of(60), d))
+    with pytest.raises(Rejected, match="do not fit in 4 pages"):
+        await decode(d, "c", 50)
+    await nothing_leaked(p, d)
+
+
+async def test_unlike_layouts_refuse_each_other(start_worker, nothing_leaked):
+    p = await start_worker(role="prefill")
+    d = await start_worker(role="decode", model="tiny-7to1")
+    with pytest.raises(TransferFailed):
+        await p.prefill(asks("a", prompt_of(30), d))
+    await nothing_leaked(p, d)
+
+
+async def test_a_restarted_destination_is_not_the_old_one(start_worker, nothing_leaked):
+    p = await start_worker(role="prefill")
+    d = await start_worker(role="decode")
+    stale = Destination("127.0.0.1", d.courier.plane.port, d.incarnation ^ 2)
+    with pytest.raises(TransferFailed):
+        await p.prefill(asks("a", prompt_of(30), d, destination=stale))
+    await nothing_leaked(p, d)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.003, 0.02])
+async def test_cancelling_prefill_frees_both_sides(after_s, start_worker, nothing_leaked):
+    p = await start_worker(role="prefill")
+    d = await start_worker(role="decode")
+    tasks = [asyncio.create_task(p.prefill(asks(f"r{n}", prompt_of(200, n), d))) for n in range(3)]
+    await asyncio.sleep(after_s)
+    for n, task in enumerate(tasks):
+        task.cancel()
+        d.abandon(Key(f"r{n}", 1))
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await nothing_leaked(p, d)
+    await p.prefill(asks("r0", prompt_of(60), d, key=Key("r0", 2)))
+    assert len(await decode(d, "r0", 3, attempt=2)) == 3
+    await nothing_leaked(p, d)
+
+
+async def test_abandon_ends_work_in_hand_and_refuses_late_arrivals(start_worker, nothing_leaked):
+    p = await start_worker(role="prefill")
+    d = await start_worker(role="decode")
+    await p.prefill(asks("r", prompt_of(40), d))
+    d.abandon(Key("r", 1))
+    with pytest.raises(UnknownRequest):
+        await decode(d, "r", 3)
+    d.abandon(Key("late", 1))
+    with pytest.raises(TransferFailed, match="abandoned"):
+        await p.prefill(asks("late", prompt_of(40), d))
+    await p.prefill(asks("s", prompt_of(40), d))
+    decoding = asyncio.create_task(decode(d, "s", 500))
+    await asyncio.sleep(0.05)
+    d.abandon(Key("s", 1))
+    with pytest.raises(Cancelled):
+        await decoding
+    await nothing_leaked(p, d)
+
+
+async def test_closing_the_stream_cancels_decode(start_worker, nothing_leaked):
+    p = await start_worker(role="prefill")
+    d = await start_worker(role="decode")
+    await p.prefill(asks("r", prompt_of(40), d))
+    request = DecodeRequest(Key("r", 1), 500, True, Sampling())
+    stream = d.stream(request.key, d.take(request))
+    async for _ in stream:
+        break
+    await stream.aclose()
+    await nothing_leaked(p, d)
+    assert d.counters.cancelled == 1
+
+
+async def test_a_dead_peer_fails_the_transfer_and_frees_memory(start_worker, nothing_leaked):
+    p = await start_worker(role="prefill")
+    d = await start_worker(role="decode")
+    await p.prefill(asks("warm", prompt_of(20), d))
+    await decode(d, "warm", 1)
+    d.courier.plane._process.kill()
+    with pytest.raises(WorkerError):
+        await p.prefill(asks("r", prompt_of(200), d))
+    await nothing_leaked(p, d)
+
+
+async def test_a_failing_step_fails_its_requests_only(start_worker, nothing_leaked, engine):
+    w = await start_worker()
+    real = w.loop._runner.execute
+    w.loop._runner.execute = lambda *_: 1 / 0
+    with pytest.raises(WorkerError, match="ZeroDivisionError"):
+        await w.prefill(asks("a", prompt_of(40), None))
+    w.loop._runner.execute = real
+    await w.prefill(asks("b", prompt_of(40), None))
+    assert await decode(w, "b", 3) == engine().generate(prompt_of(40), 3)
+    await nothing_leaked(w)
