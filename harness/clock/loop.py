@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import heapq
 import threading
-from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
 from typing import Any, NoReturn, TypeVar
 
+from harness.clock.handles import SoonHandle, VirtualTimer
 from harness.clock.waiting import describe_waiting
 
 T = TypeVar("T")
@@ -110,8 +110,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """A time in the past counts as now; NaN raises ValueError."""
         if when != when:
             raise ValueError("a timer cannot be set for NaN")
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        handle._scheduled = True  # type: ignore[attr-defined]
+        handle = VirtualTimer(when, callback, args, self, context)
         if self._cancelled_count > _SWEEP_AT and self._cancelled_count * 2 > len(self._timers):
             self._sweep_cancelled()
         self._scheduled_count = number = self._scheduled_count + 1
@@ -130,7 +129,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = events.Handle(callback, args, self, context)
+        handle = SoonHandle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -159,49 +158,67 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._cancelled_count = 0
 
     def _run_once(self) -> None:
-        """Run what is ready; with nothing ready, first jump to the next timer."""
-        ready = self._ready
-        timers = self._timers
-        pop = heapq.heappop
-        if ready:
-            self._passes_at_now += 1
-            if self._passes_at_now > _BUSY_PASSES:
-                raise BusyLoopError(
-                    f"tasks keep running at {self._now_s} s without time passing:\n"
-                    + describe_waiting(self)
-                )
-        elif not self._stopping:
-            while timers and timers[0][2]._cancelled:
-                pop(timers)
-                self._cancelled_count -= 1
-            if not timers:
-                raise DeadlockError(
-                    f"deadlock at {self._now_s} s: nothing can run, no timer is set, and these"
-                    " tasks wait:\n" + describe_waiting(self)
-                )
-            when_s = timers[0][0]
-            if when_s > self._now_s:
-                if when_s > self._until_s:
-                    raise TimeLimitError(
-                        f"the next timer is at {when_s} s, past the limit of {self._until_s} s;"
-                        " these tasks wait:\n" + describe_waiting(self)
+        """Pass after pass until the loop is stopped: run what is ready; when nothing is, jump."""
+        ready, timers = self._ready, self._timers
+        take, pop = ready.popleft, heapq.heappop
+        while True:
+            if ready:
+                self._passes_at_now += 1
+                if self._passes_at_now > _BUSY_PASSES:
+                    raise BusyLoopError(
+                        f"tasks keep running at {self._now_s} s without time passing:\n"
+                        + describe_waiting(self)
                     )
-                self._now_s = when_s
-                self._passes_at_now = 0
-        now_s = self._now_s
-        while timers and timers[0][0] <= now_s:
-            timer = pop(timers)[2]
-            timer._scheduled = False  # type: ignore[attr-defined]
-            if timer._cancelled:
-                self._cancelled_count -= 1
-            else:
-                ready.append(timer)
-        take = ready.popleft
-        # What these callbacks schedule runs in the next pass, as in any asyncio loop.
-        for _ in range(len(ready)):
-            handle = take()
-            if not handle._cancelled:
-                handle._run()
+            elif not self._stopping:
+                self._jump()
+            now_s = self._now_s
+            while timers and timers[0][0] <= now_s:
+                timer = pop(timers)[2]
+                timer._scheduled = False  # type: ignore[attr-defined]
+                if timer._cancelled:
+                    self._cancelled_count -= 1
+                else:
+                    ready.append(timer)
+            # What these callbacks schedule runs in the next pass, as in any asyncio loop.
+            for _ in range(len(ready)):
+                handle = take()
+                if handle._cancelled:
+                    continue
+                try:
+                    # What Handle._run does, without its call.
+                    handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self._report(handle, error)
+            if self._stopping:
+                return
+
+    def _jump(self) -> None:
+        """To the time of the next timer."""
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+            self._cancelled_count -= 1
+        if not timers:
+            raise DeadlockError(
+                f"deadlock at {self._now_s} s: nothing can run, no timer is set, and these"
+                " tasks wait:\n" + describe_waiting(self)
+            )
+        when_s = timers[0][0]
+        if when_s > self._now_s:
+            if when_s > self._until_s:
+                raise TimeLimitError(
+                    f"the next timer is at {when_s} s, past the limit of {self._until_s} s;"
+                    " these tasks wait:\n" + describe_waiting(self)
+                )
+            self._now_s = when_s
+            self._passes_at_now = 0
+
+    def _report(self, handle: asyncio.Handle, error: BaseException) -> None:
+        self.call_exception_handler(
+            {"message": f"exception in {handle!r}", "exception": error, "handle": handle}
+        )
 
     def _process_events(self, event_list: object) -> None:
         """There is no selector, so there are no events."""

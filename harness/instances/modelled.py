@@ -9,8 +9,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
+from harness.instances.modelled_batch import StepTimes
 from harness.instances.modelled_decode import DecodeStage, DecodeWork
+from harness.instances.modelled_macro import MacroBatch
 from harness.instances.modelled_prefill import PrefillRules, PrefillStage, PrefillWork
+from harness.instances.modelled_steps import SteppedBatch
 from harness.links.fluid import FluidLink
 from harness.ports import (
     DecodeJob,
@@ -43,9 +46,12 @@ class DeviceProfile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DecodeRules:
-    """Decode steps are looked up by total context in buckets of `context_bucket_tokens`."""
+    """Decode steps are looked up by total context in buckets of `context_bucket_tokens`.
+    `step_by_step` has an event for every step: the same times, for checking, thirty times slower.
+    """
 
     context_bucket_tokens: int = 16_384
+    step_by_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +90,10 @@ class ModelledInstance:
         self._prefill = PrefillStage(spec.name, profile, loop, prefill, self._on_change)
         self._decode: DecodeStage | None = None
         if profile.max_batch > 0:
-            self._decode = DecodeStage(
-                spec.name, profile, loop, decode.context_bucket_tokens, self._on_change
+            batch = (SteppedBatch if decode.step_by_step else MacroBatch)(
+                loop, StepTimes(profile, decode.context_bucket_tokens), profile.max_batch
             )
+            self._decode = DecodeStage(spec.name, profile, loop, batch, self._on_change)
 
     # Work ---------------------------------------------------------------------------------------
 
@@ -127,8 +134,8 @@ class ModelledInstance:
             prefill_sending=prefill.sending,
             sending_bytes=prefill.held_bytes,
             caches_incoming=decode.incoming if decode else 0,
-            decode_waiting=decode.waiting if decode else 0,
-            decode_active=decode.active if decode else 0,
+            decode_waiting=decode.batch.waiting if decode else 0,
+            decode_active=decode.batch.active if decode else 0,
             kv_used_bytes=decode.memory.used_bytes if decode else 0.0,
             kv_waiting=decode.memory.waiting if decode else 0,
         )
@@ -181,19 +188,19 @@ class ModelledInstance:
         """Everything takes `factor` times its time from now on (decode: from the next step on)."""
         self._prefill.slow(factor)
         if self._decode is not None:
-            self._decode.slow(factor)
+            self._decode.batch.slow(factor)
 
     def pause(self) -> None:
         """Freeze (as SIGSTOP does): nothing fails, nothing moves. Bytes that were computed before
         still cross the link, and memory is still granted."""
         self._prefill.pause()
         if self._decode is not None:
-            self._decode.pause()
+            self._decode.batch.pause()
 
     def resume(self) -> None:
         self._prefill.resume()
         if self._decode is not None:
-            self._decode.resume()
+            self._decode.batch.resume()
 
     # --------------------------------------------------------------------------------------------
 

@@ -57,8 +57,9 @@ class MemoryLedger:
         waiting = self._waiting
         while waiting and self.used_bytes + waiting[0].n_bytes <= self.capacity_bytes:
             head = waiting.popleft()
+            on_grant = head.on_grant
             self._grant(head)
-            head.on_grant()
+            on_grant()
 
     def reset(self) -> None:
         """All memory is lost with the instance; nobody is told."""
@@ -69,5 +70,11 @@ class MemoryLedger:
 
     def _grant(self, reservation: Reservation) -> None:
         reservation.granted = True
+        # It usually is a method of what holds the reservation: let go, or both outlive their use.
+        reservation.on_grant = _nobody
         self.used_bytes += reservation.n_bytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+
+def _nobody() -> None:
+    """Who is told of a grant that has been given."""
