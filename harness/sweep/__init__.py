@@ -1,0 +1,1 @@
+"""Sweeps: many variations of an experiment, on all cores, into one dataset."""

@@ -1,0 +1,178 @@
+"""Runs a study on all cores and writes one dataset. What is done is kept: a rerun goes on.
+
+Each finished point is a JSON file named after everything that its figures depend on: the resolved
+experiment, the sweep's own parameters, the mode, and the commit of the code. A rerun takes the
+points whose files are there and computes the others. The dataset has the points in order, whatever
+the order in which they ended, so equal studies give equal bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tomli_w
+
+from harness import host
+from harness.errors import BadInput
+from harness.sweep.evaluate import Row, as_record, evaluate
+from harness.sweep.study import Point, Study, points
+
+DATASET = "sweep.parquet"
+FORMAT = 1
+
+#: (points done, points in all, index of the one that ended, taken from an earlier run)
+Progress = Callable[[int, int, int, bool], None]
+
+_TEXT = {"configuration", "phase", "bottleneck"}
+_WHOLE = {"n_prfaas", "n_prefill", "n_decode", "decode_batch"}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The dataset's path, its rows, and how many points were computed now and taken as done."""
+
+    dataset: Path
+    records: list[dict[str, Any]]
+    computed: int
+    resumed: int
+
+
+def execute(
+    study: Study, directory: Path, jobs: int, progress: Progress = lambda *_: None
+) -> Outcome:
+    """Evaluate every point of `study` with `jobs` processes into `directory`.
+
+    Raises BadInput before anything runs when a point is not a valid experiment.
+    KeyboardInterrupt leaves the finished points, which the next call takes up.
+    """
+    todo = points(study)
+    parts = directory / "points"
+    parts.mkdir(parents=True, exist_ok=True)
+    (directory / "study.toml").write_text(
+        tomli_w.dumps(study.model_dump(mode="json", exclude_none=True)), encoding="utf-8"
+    )
+    results: dict[int, list[dict[str, Any]]] = {}
+    missing = []
+    for point in todo:
+        kept = _read(parts / _file_name(point, study.best))
+        if kept is None:
+            missing.append(point)
+        else:
+            results[point.index] = kept
+            progress(len(results), len(todo), point.index, True)
+    resumed = len(results)
+    for point, rows in _evaluated(missing, study.best, jobs):
+        records = [as_record(row) for row in rows]
+        _write(parts / _file_name(point, study.best), records)
+        results[point.index] = records
+        progress(len(results), len(todo), point.index, False)
+    records = [
+        {"study": study.name, "mode": study.mode, "point": point.index}
+        | dict(point.settings)
+        | record
+        for point in todo
+        for record in results[point.index]
+    ]
+    dataset = directory / DATASET
+    _write_dataset(dataset, study, records)
+    return Outcome(dataset, records, len(missing), resumed)
+
+
+def _evaluated(missing: list[Point], best: bool, jobs: int) -> Iterator[tuple[Point, list[Row]]]:
+    """Points with their rows, as they end. One process does without a pool."""
+    if jobs <= 1 or len(missing) <= 1:
+        for point in missing:
+            yield point, evaluate(point, best)
+        return
+    # spawn: a forked child would inherit the threads' locks of pyarrow and numpy.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(jobs, len(missing)), context, _end_on_interrupt)
+    try:
+        pending: dict[Future[list[Row]], Point] = {
+            pool.submit(evaluate, point, best): point for point in missing
+        }
+        while pending:
+            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield pending.pop(future), future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_on_interrupt() -> None:
+    """A worker ends at once and silently on Ctrl-C, which reaches the whole process group."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _file_name(point: Point, best: bool) -> str:
+    content = {
+        "format": FORMAT,
+        "experiment": point.experiment.model_dump(mode="json"),
+        "own": point.own,
+        "mode": point.mode,
+        "best": best,
+        "commit": host.commit(),
+    }
+    text = json.dumps(content, sort_keys=True)
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def _read(path: Path) -> list[dict[str, Any]] | None:
+    """The records of a finished point; None when there are none, or the file is cut short."""
+    try:
+        records = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return records if isinstance(records, list) else None
+
+
+def _write(path: Path, records: list[dict[str, Any]]) -> None:
+    """Whole or not at all: an interruption leaves no half a point."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(records), encoding="utf-8")
+    draft.replace(path)
+
+
+def _write_dataset(path: Path, study: Study, records: list[dict[str, Any]]) -> None:
+    names = list(records[0])
+    axes = study.axis_names()
+    fields = []
+    for name in names:
+        if name in axes:
+            fields.append(pa.field(name, _axis_type(name, [row[name] for row in records])))
+        elif name in _TEXT or name in ("study", "mode"):
+            fields.append(pa.field(name, pa.string()))
+        elif name in _WHOLE or name == "point":
+            fields.append(pa.field(name, pa.int64()))
+        else:
+            fields.append(pa.field(name, pa.float64()))
+    schema = pa.schema(fields, metadata={"prfaas.sweep_format": str(FORMAT)})
+    pq.write_table(pa.Table.from_pylist(records, schema=schema), path, compression="zstd")
+
+
+def _axis_type(name: str, values: list[Any]) -> pa.DataType:
+    kinds = {type(value) for value in values}
+    if kinds == {bool}:
+        return pa.bool_()
+    if kinds == {int}:
+        return pa.int64()
+    if kinds <= {int, float}:
+        return pa.float64()
+    if kinds == {str}:
+        return pa.string()
+    raise BadInput(f"axis {name}: its values must be all numbers, all strings or all booleans")

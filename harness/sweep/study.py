@@ -1,0 +1,217 @@
+"""A study: an experiment, what is varied, and how each variation is evaluated.
+
+Keys are dotted fields of the experiment file, or one of the sweep's own parameters (`OWN`), which
+an experiment file does not have.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from harness.errors import BadInput
+from harness.experiment import Experiment, describe_validation, load_experiment, presets
+
+SweepMode = Literal["plan", "simulate"]
+
+#: The sweep's own parameters -> what they mean.
+OWN = {
+    "price.remote_per_hour": "currency per remote instance-hour",
+    "price.local_per_hour": "currency per local instance-hour",
+    "price.egress_per_gb": "currency per GB that leaves the remote cluster",
+    "tcp.window_mib": "send window of one TCP connection, MiB (inf: no bound)",
+    "tcp.connections": "TCP connections of one transfer",
+}
+
+Value = float | int | bool | str
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AxisSpec(_Section):
+    """`key` takes each of `values`; or `keys` together take each row of `rows` (a zip)."""
+
+    key: str | None = None
+    values: tuple[Value, ...] = ()
+    keys: tuple[str, ...] = ()
+    rows: tuple[tuple[Value, ...], ...] = ()
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> AxisSpec:
+        single = self.key is not None and bool(self.values)
+        zipped = bool(self.keys) and bool(self.rows)
+        if single == zipped or (single and (self.keys or self.rows)) or (zipped and self.values):
+            raise ValueError("give key and values, or keys and rows")
+        for row in self.rows:
+            if len(row) != len(self.keys):
+                raise ValueError(
+                    f"rows: {list(row)} has {len(row)} values for {len(self.keys)} keys"
+                )
+        return self
+
+    def settings(self) -> list[dict[str, Value]]:
+        """What this axis sets, one value after the other."""
+        if self.key is not None:
+            return [{self.key: value} for value in self.values]
+        return [dict(zip(self.keys, row, strict=True)) for row in self.rows]
+
+    def names(self) -> tuple[str, ...]:
+        return self.keys if self.key is None else (self.key,)
+
+
+class Study(_Section):
+    """The file of a study; also what the command line builds."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    about: str = ""
+    base: str = "paper"
+    mode: SweepMode = "plan"
+    configurations: tuple[str, ...] = Field(
+        (), description="only these of the base's configurations; none: all"
+    )
+    best: bool = Field(
+        False, description="add `best`: threshold and split searched anew for each point"
+    )
+    set: dict[str, Any] = Field(default_factory=dict)
+    axis: tuple[AxisSpec, ...] = Field(min_length=1)
+    show: tuple[str, ...] = Field((), description="columns of the terminal's table")
+    phases: tuple[str, ...] = Field((), description="phases in that table; none: all")
+
+    @model_validator(mode="after")
+    def _keys_are_unique(self) -> Study:
+        names = self.axis_names()
+        if len(set(names)) != len(names):
+            raise ValueError(f"axis: each key can vary once only, found {list(names)}")
+        return self
+
+    def axis_names(self) -> tuple[str, ...]:
+        return tuple(name for axis in self.axis for name in axis.names())
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One variation: `settings` are the axes' values, `own` what is set of `OWN`."""
+
+    index: int
+    settings: tuple[tuple[str, Value], ...]
+    experiment: Experiment
+    own: tuple[tuple[str, float], ...]
+    mode: SweepMode
+
+
+def studies() -> dict[str, Path]:
+    """Shipped studies by name."""
+    folder = Path(str(resources.files("harness") / "studies"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load_study(name_or_path: str) -> Study:
+    """A shipped study by name, or a study's TOML file. Raises BadInput."""
+    shipped = studies()
+    path = shipped.get(name_or_path) or Path(name_or_path)
+    if not path.is_file():
+        raise BadInput(
+            f"{name_or_path}: no such study or file (studies: {', '.join(shipped)}; presets, with "
+            f"--axis: {', '.join(presets())})"
+        )
+    try:
+        return Study.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: not valid TOML: {error}") from None
+    except ValidationError as error:
+        raise BadInput(f"{path}: {describe_validation(error)}") from None
+
+
+def is_experiment(name_or_path: str) -> bool:
+    """Whether the name is a preset, or a file that describes an experiment and not a study."""
+    if name_or_path in presets():
+        return True
+    path = Path(name_or_path)
+    if not path.is_file():
+        return False
+    try:
+        return "axis" not in tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return False
+
+
+def points(study: Study) -> list[Point]:
+    """All variations: the product of the axes, the last varying fastest. Raises BadInput."""
+    made = []
+    for index, parts in enumerate(itertools.product(*(axis.settings() for axis in study.axis))):
+        settings = {key: value for part in parts for key, value in part.items()}
+        made.append(_point(study, index, settings))
+    return made
+
+
+def _point(study: Study, index: int, settings: dict[str, Value]) -> Point:
+    merged = {**study.set, **settings}
+    own, overrides = {}, {}
+    for key, value in merged.items():
+        table = key.split(".")[0]
+        if key in OWN:
+            own[key] = _own_value(key, value)
+        elif table in {name.split(".")[0] for name in OWN}:
+            raise BadInput(f"{study.name}: {key}: unknown; there are {', '.join(OWN)}")
+        else:
+            overrides[key] = value
+    experiment = load_experiment(study.base, overrides)
+    if study.configurations:
+        experiment = _only(study, experiment)
+    return Point(index, tuple(settings.items()), experiment, tuple(sorted(own.items())), study.mode)
+
+
+def _own_value(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise BadInput(f"{key}: found {value!r}, needs a number ({OWN[key]})")
+    if not value >= 0 or (math.isinf(value) and key != "tcp.window_mib"):
+        raise BadInput(f"{key}: found {value!r}, needs a number >= 0 ({OWN[key]})")
+    if key.startswith("tcp.") and value == 0:
+        raise BadInput(f"{key}: found 0, needs a number above 0 ({OWN[key]})")
+    return float(value)
+
+
+def _only(study: Study, experiment: Experiment) -> Experiment:
+    by_name = {row.name: row for row in experiment.configurations}
+    unknown = [name for name in study.configurations if name not in by_name]
+    if unknown:
+        raise BadInput(
+            f"{study.name}: configurations: no {unknown[0]!r} in {study.base} "
+            f"(there are: {', '.join(by_name)})"
+        )
+    kept = tuple(by_name[name] for name in study.configurations)
+    return experiment.model_copy(update={"configurations": kept})
+
+
+def parse_axis(text: str) -> AxisSpec:
+    """`KEY=V1,V2,...`, or a zip `KEY1,KEY2=V1:V2,V1:V2,...`; values are TOML, or bare strings."""
+    left, separator, right = text.partition("=")
+    keys = tuple(key.strip() for key in left.split(","))
+    if not separator or not right or not all(keys):
+        raise BadInput(f"--axis {text!r}: expected KEY=V1,V2,... or KEY1,KEY2=V1:V2,V1:V2,...")
+    values: Sequence[str] = right.split(",")
+    try:
+        if len(keys) == 1:
+            return AxisSpec(key=keys[0], values=tuple(map(_value, values)))
+        rows = tuple(tuple(map(_value, value.split(":"))) for value in values)
+        return AxisSpec(keys=keys, rows=rows)
+    except ValidationError as error:
+        raise BadInput(f"--axis {text!r}: {describe_validation(error)}") from None
+
+
+def _value(text: str) -> Value:
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, (bool, int, float, str)) else text
