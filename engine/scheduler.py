@@ -49,13 +49,11 @@ class Item:
 
 @dataclass(slots=True)
 class Step:
-    """`batch` counts the sequences that hold memory, whether or not they are in `items`; `admitted`
-    are those that began to.
-    """
+    """`items` are computed; at the end `due` get a token. `admitted` began to hold memory."""
 
     items: list[Item]
+    due: list[Sequence]
     admitted: list[Sequence]
-    batch: int
 
 
 class Scheduler:
@@ -98,18 +96,24 @@ class Scheduler:
     def schedule(self, tick: int = 0) -> Step:
         """The next step (no items: nothing can run now).
 
-        With `phases` = k, decode tokens are spread over k ticks: a sequence admitted at tick t ends
-        a decode step every k ticks from there. A step then stands for many steps of the modelled
-        system, and a sequence need not wait for a whole one to be admitted.
+        With `phases` = k, a sequence admitted at tick t gets a decode token every k ticks from
+        there. A token then stands for many steps of the modelled system, and a sequence need not
+        wait for a whole one to be admitted. As soon as one sequence needs its token, those of all
+        are computed, each within its own k ticks, so that the batch stays whole.
         """
         limits = self.limits
         items: list[Item] = []
+        due: list[Sequence] = []
         admitted: list[Sequence] = []
         budget = limits.step_tokens
         preemptions = self.preemptions
-        for sequence in list(self.running):
-            if sequence.decoding and sequence.phase == tick % limits.phases:
-                budget -= self._add_token(sequence, items)
+        decoding = [sequence for sequence in self.running if sequence.decoding]
+        phase = tick % limits.phases
+        if any(sequence.phase == phase and sequence.ahead < 0 for sequence in decoding):
+            for sequence in decoding:
+                if sequence.ahead < 0:
+                    budget -= self._add_token(sequence, items)
+        due += (s for s in decoding if s.phase == phase and s.lease is not None)
         for sequence in self.running:
             if not sequence.decoding:
                 budget -= self._add_chunk(sequence, budget, items)
@@ -128,9 +132,12 @@ class Scheduler:
                 budget -= self._add_chunk(next_up, budget, items)
             elif limits.phases == 1:
                 budget -= self._add_token(next_up, items)
+                due.append(next_up)
         for item in items:
             item.sequence.in_step = True
-        return Step(items, admitted, len(self.running))
+            if item.samples and not item.sequence.decoding:
+                due.append(item.sequence)
+        return Step(items, due, admitted)
 
     def complete(self, step: Step, tokens: Iterable[int]) -> list[Sequence]:
         """The step has run and `tokens` were sampled, one for each item that samples, in order.
@@ -154,15 +161,19 @@ class Scheduler:
                 )
                 lease.keys = sequence.keys
             lease.commit(item.stop)
+            sequence.ahead = token
             if sequence.cancelled:
                 self._end(sequence, "cancelled")
-            elif token >= 0:
-                sequence.tokens.append(token)
-                fed.append(sequence)
-                if token in sequence.stop_tokens:
-                    self._end(sequence, "stop")
-                elif sequence.generated >= sequence.max_tokens:
-                    self._end(sequence, "length")
+        for sequence in step.due:
+            token, sequence.ahead = sequence.ahead, -1
+            if sequence.finish or token < 0:
+                continue
+            sequence.tokens.append(token)
+            fed.append(sequence)
+            if token in sequence.stop_tokens:
+                self._end(sequence, "stop")
+            elif sequence.generated >= sequence.max_tokens:
+                self._end(sequence, "length")
         return fed
 
     def abort(self, step: Step) -> None:

@@ -36,6 +36,8 @@ class Sequence:
     cached_tokens: int = 0
     prompt_tokens: int = field(init=False)
     computed: int = 0
+    #: The next token where it is computed but not due yet (see `Scheduler.schedule`), else -1.
+    ahead: int = -1
     lease: Lease | None = None
     keys: list[int] = field(default_factory=list)
     boundaries: list[int] = field(default_factory=list)
@@ -57,8 +59,8 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """Only the last token is still to be fed."""
-        return self.generated > 0 and self.computed == len(self.tokens) - 1
+        """All is computed but the last token at most."""
+        return self.generated > 0 and self.computed >= len(self.tokens) - 1
 
     def arrive(self, lease: Lease, first_token: int) -> None:
         """The cache of the prompt came from elsewhere, with the token sampled there."""
@@ -73,4 +75,5 @@ class Sequence:
             self.lease.release()
             self.lease = None
         self.computed = 0
+        self.ahead = -1
         self.boundaries = []

@@ -169,15 +169,16 @@ class EngineLoop:
         if self.pacing is not None:
             end_s, ratio = self.timeline.end(start_s, duration_s, time.monotonic())
             if ratio:
-                for item in step.items:
-                    item.sequence.overruns += 1
-                    item.sequence.worst_overrun = max(item.sequence.worst_overrun, ratio)
+                for sequence in step.due:
+                    sequence.overruns += 1
+                    sequence.worst_overrun = max(sequence.worst_overrun, ratio)
             await sleep_until(end_s)
         now_s = time.monotonic()
         for sequence in self.scheduler.complete(step, tokens):
             self._jobs[sequence].times_s.append(now_s)
-        for item in step.items:
-            self._settle(self._jobs[item.sequence])
+        for sequence in {item.sequence for item in step.items}.union(step.due):
+            if sequence in self._jobs:
+                self._settle(self._jobs[sequence])
 
     def _execute(
         self, step: Step, on_layer: Callable[[int], None] | None

@@ -206,14 +206,16 @@ def test_phases_spread_a_decode_step():
         waits.append(sequence)
         step, _ = engine.step()
         assert step.admitted == [sequence]
-    ends = {}
+    ends, batches = {}, []
     for _ in range(12):
         tick = engine.tick
-        _, fed = engine.step()
+        step, fed = engine.step()
+        batches += [len(step.items)] if step.items else []
         for sequence in fed:
             ends.setdefault(sequence.id, []).append(tick + 1)
-    # Admitted at ticks 0, 1, 2: a token every four ticks from there.
+    # Admitted at ticks 0, 1, 2: a token every four ticks from there, computed in whole batches.
     assert ends == {"0": [4, 8], "1": [5, 9], "2": [6, 10]}
+    assert batches == [3, 3]
 
 
 def test_what_can_never_fit_is_refused_at_once():
@@ -239,9 +241,12 @@ def test_a_failed_step_ends_its_sequences_and_shares_nothing():
     slots=st.integers(2, 6),
     step_tokens=st.integers(4, 24),
     max_batch=st.integers(1, 5),
+    phases=st.integers(1, 3),
 )
-def test_any_mix_ends_with_the_right_tokens_and_no_leak(data, pages, slots, step_tokens, max_batch):
-    engine = FakeEngine(pages, slots, Limits(max_batch, step_tokens))
+def test_any_mix_ends_with_the_right_tokens_and_no_leak(
+    data, pages, slots, step_tokens, max_batch, phases
+):
+    engine = FakeEngine(pages, slots, Limits(max_batch, step_tokens, phases=phases))
     sequences = []
     for number in range(data.draw(st.integers(1, 7))):
         shared = data.draw(st.integers(0, 12))
