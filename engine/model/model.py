@@ -20,7 +20,7 @@ from engine.model.weights import (
     MoeWeights,
 )
 from engine.ops import moe
-from engine.ops.backend import operators_for
+from engine.ops.backend import Operators, operators_for
 from engine.ops.kda_inputs import KdaInputs
 
 _LATENT_NORM_EPS = 1e-6
@@ -29,23 +29,28 @@ _LATENT_NORM_EPS = 1e-6
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """x / rms(x) * gain over the last dimension, reduced in fp32."""
-    return F.rms_norm(x, (x.shape[-1],), gain, eps)
+    if x.is_cuda:
+        return F.rms_norm(x, (x.shape[-1],), gain, eps)
+    wide = x.float()
+    return (wide * wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()).to(x.dtype) * gain
 
 
 class Model:
     """A Kimi Linear model on one device.
 
     `forward` computes the next tokens of any number of sequences against a `CacheStorage` on the
-    same device; it holds no state of its own. Set `torch.set_num_threads` before heavy use: small
+    same device; it holds no state of its own. `operators` replaces those of the device. Set `torch.set_num_threads` before heavy use: small
     shapes are fastest on one thread.
     """
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights, operators: Operators | None = None
+    ) -> None:
         self.config = config
         self.weights = weights
         self.device = weights.embed.device
         self.dtype = weights.embed.dtype
-        self._ops = operators_for(self.device)
+        self._ops = operators or operators_for(self.device)
 
     @torch.inference_mode()
     def forward(
@@ -141,7 +146,7 @@ class Model:
             chosen, picked = moe.route(
                 x, weights.ffn.experts, c.experts_per_token, c.routed_scale, c.renormalize
             )
-            routed = moe.experts(x, chosen, picked, weights.ffn.experts)
+            routed = self._ops.experts(x, chosen, picked, weights.ffn.experts)
             return routed if weights.ffn.shared is None else routed + _dense(weights.ffn.shared, x)
         return _dense(weights.ffn, x)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.model.batch import DecodeRows, PrefillRows
 from engine.ops.kda_inputs import KdaInputs
+from engine.ops.moe import ExpertWeights
 
 
 class Operators(Protocol):
@@ -45,6 +46,10 @@ class Operators(Protocol):
         self, q: Tensor, latents: Tensor, w_uk: Tensor, w_uv: Tensor, rows: DecodeRows
     ) -> Tensor:
         """-> [B, H, v]."""
+        ...
+
+    def experts(self, x: Tensor, chosen: Tensor, picked: Tensor, weights: ExpertWeights) -> Tensor:
+        """x [T, hidden], each token's experts and weights [T, k] -> [T, hidden]."""
         ...
 
 

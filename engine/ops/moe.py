@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,10 @@ class ExpertWeights:
     down: Tensor
 
 
+ExpertRun = Callable[[Tensor, Tensor, ExpertWeights], Tensor]
+"""(rows [T k, hidden] sorted by expert, unsorted expert ids [T k], weights) -> [T k, hidden]"""
+
+
 def route(
     x: Tensor, weights: ExpertWeights, top_k: int, scale: float, renormalize: bool
 ) -> tuple[Tensor, Tensor]:
@@ -35,22 +40,23 @@ def route(
     return chosen, picked * scale
 
 
-def experts(x: Tensor, chosen: Tensor, picked: Tensor, weights: ExpertWeights) -> Tensor:
+def experts(
+    x: Tensor, chosen: Tensor, picked: Tensor, weights: ExpertWeights, run: ExpertRun
+) -> Tensor:
     """Sum over each token's experts of weight x W_down(SiLU(gate) up). Returns [T, hidden].
 
-    Tokens are sorted by expert and each expert multiplies its own run of rows.
+    Tokens are sorted by expert, and `run` multiplies each expert's run of rows.
     """
     top_k = chosen.shape[1]
     order = chosen.flatten().argsort()
     token = order // top_k
     sorted_x = x.index_select(0, token)
-    run = _grouped if x.is_cuda else _looped
     result = run(sorted_x, chosen.flatten(), weights)
     result *= picked.flatten().index_select(0, order).unsqueeze(-1).to(x.dtype)
     return torch.zeros_like(x).index_add_(0, token, result)
 
 
-def _looped(sorted_x: Tensor, chosen: Tensor, weights: ExpertWeights) -> Tensor:
+def looped(sorted_x: Tensor, chosen: Tensor, weights: ExpertWeights) -> Tensor:
     """Each expert in turn: for a device where the host knows the counts at no cost."""
     counts = torch.bincount(chosen, minlength=weights.gate_up.shape[0]).tolist()
     result = torch.empty_like(sorted_x)
@@ -64,7 +70,7 @@ def _looped(sorted_x: Tensor, chosen: Tensor, weights: ExpertWeights) -> Tensor:
     return result
 
 
-def _grouped(sorted_x: Tensor, chosen: Tensor, weights: ExpertWeights) -> Tensor:
+def grouped(sorted_x: Tensor, chosen: Tensor, weights: ExpertWeights) -> Tensor:
     """All experts in two grouped products, without the host knowing the counts (graph-safe)."""
     experts = weights.gate_up.shape[0]
     ids = torch.arange(experts, device=chosen.device)

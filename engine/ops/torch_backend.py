@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine.model.batch import DecodeRows, PrefillRows
+from engine.ops import moe
 from engine.ops.kda_chunked import kda_chunked
 from engine.ops.kda_decode import kda_step
 from engine.ops.kda_inputs import KdaInputs
@@ -57,3 +58,8 @@ class TorchOperators:
         self, q: Tensor, latents: Tensor, w_uk: Tensor, w_uv: Tensor, rows: DecodeRows
     ) -> Tensor:
         return mla_decode(q, latents, w_uk, w_uv, rows)
+
+    def experts(
+        self, x: Tensor, chosen: Tensor, picked: Tensor, weights: moe.ExpertWeights
+    ) -> Tensor:
+        return moe.experts(x, chosen, picked, weights, moe.looped)
