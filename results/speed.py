@@ -1,6 +1,6 @@
 """`python -m results.speed`: what recording costs, what it takes on disk, what reading back takes.
 
-Prints each figure for REQUESTS requests of 1,024 output tokens: regular steps, as the simulator makes
+Prints each figure for many requests of 1,024 output tokens: regular steps, as the simulator makes
 them, and measured ones, a time a token.
 """
 
@@ -55,11 +55,6 @@ def _record(ident: int, rng: np.random.Generator, runs: list[TokenRun]) -> Reque
     return made
 
 
-def _measured_runs(rng: np.random.Generator) -> list[TokenRun]:
-    times = np.cumsum(rng.normal(0.025, 0.0005, TOKENS))
-    return [(float(at), 0.0, 1) for at in times - times[0]]
-
-
 def _write(directory: Path, records: Iterator[RequestRecord], decisions: bool) -> float:
     """CPU seconds inside the recorder; making the records is apart."""
     recorder = Recorder(directory, {"seed": "1"})
@@ -107,14 +102,21 @@ def main() -> None:
     count = options.requests
     rng = np.random.default_rng(1)
     print(f"{count:,} requests of {TOKENS:,} tokens")
-    pool = [_measured_runs(rng) for _ in range(64)]
+
+    def regular() -> list[TokenRun]:
+        return [(0.0, 0.025, TOKENS)]
+
+    def measured() -> list[TokenRun]:
+        times = np.cumsum(rng.normal(0.025, 0.0005, TOKENS))
+        return [(at, 0.0, 1) for at in (times - times[0]).tolist()]
+
     for name, runs, decisions, sql in (
-        ("regular steps", [[(0.0, 0.025, TOKENS)]], False, RUNS_SQL),
-        ("regular steps and decisions", [[(0.0, 0.025, TOKENS)]], True, RUNS_SQL),
-        ("measured steps", pool, False, GAPS_SQL),
+        ("regular steps", regular, False, RUNS_SQL),
+        ("regular steps and decisions", regular, True, RUNS_SQL),
+        ("measured steps", measured, False, GAPS_SQL),
     ):
         with tempfile.TemporaryDirectory() as directory:
-            made = (_record(i, rng, runs[i % len(runs)]) for i in range(count))
+            made = (_record(i, rng, runs()) for i in range(count))
             spent_s = _write(Path(directory), made, decisions)
             size = sum(path.stat().st_size for path in Path(directory).iterdir())
             tokens = Path(directory) / "tokens.parquet"
