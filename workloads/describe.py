@@ -16,7 +16,7 @@ from typing import Any
 from workloads.request import Request
 from workloads.reuse import PrefixCache
 
-MAX_BLOCKS = 4_000_000
+MAX_BLOCKS = 1_000_000
 QUANTILES = (0.5, 0.9, 0.99)
 COUNT_WINDOW_S = 60.0
 #: Stamps are quantised when so many of their steps are multiples of one (see `_quantum_s`).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from workloads.request import Request
 
 
@@ -17,7 +19,7 @@ class PrefixCache:
     def __init__(self, max_blocks: int | None = None) -> None:
         self.max_blocks = max_blocks
         self.evicted_blocks = 0
-        self._held: dict[int, None] = {}
+        self._held: OrderedDict[int, None] = OrderedDict()
 
     def hit_tokens(self, request: Request) -> int:
         """Tokens of the prompt that are held. Changes nothing."""
@@ -42,10 +44,10 @@ class PrefixCache:
             held.update(dict.fromkeys(request.block_ids[:full]))
             return
         for block in reversed(request.block_ids[:full]):
-            held.pop(block, None)
             held[block] = None
+            held.move_to_end(block)
         while len(held) > self.max_blocks:
-            del held[next(iter(held))]
+            held.popitem(last=False)
             self.evicted_blocks += 1
 
     def serve(self, request: Request) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from harness.errors import BadInput
-from workloads.describe import Description, Spread, describe
+from workloads.describe import MAX_BLOCKS, Description, Spread, describe
 from workloads.request import Request
 from workloads.retime import dequantised, slowed, window
 from workloads.scaling import TokenScale
@@ -238,7 +238,11 @@ def _table(found: Description) -> list[str]:
         spread("output tokens", found.output_tokens),
         spread("uncached tokens", found.uncached_tokens),
         f"  prefix reuse    {found.hit_share:.1%} of input tokens hit in "
-        + ("an unbounded cache" if not found.evicted_blocks else "a cache of 4,000,000 blocks"),
+        + (
+            "an unbounded cache"
+            if not found.evicted_blocks
+            else f"a cache of {MAX_BLOCKS:,} blocks"
+        ),
         f"  above threshold {found.above_threshold:.1%} of requests have more than "
         f"{found.threshold_tokens:,} uncached tokens",
     ]
