@@ -174,9 +174,6 @@ def receive_lane(
         with state.lock:
             slot = receiver.begin_chunk(time.monotonic(), header)
             destination = None if slot is None else state.destinations[slot.handle]
-            answered = slot is None
-        if answered:
-            wake()
         if slot is None or destination is None:
             scratch = scratch or memoryview(bytearray(MAX_CHUNK_BYTES))
             receive_views(sock, [scratch[: header.body_bytes]])
@@ -199,7 +196,9 @@ def receive_lane(
         finally:
             with state.lock:
                 receiver.end_chunk(time.monotonic(), slot, arrived)
-            wake()
+                due = receiver.wants_service
+            if due:
+                wake()
 
 
 def wire_size(manifest: Manifest, kind: int, size: int) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from engine.transport.codec import BF16, CODECS
 from engine.transport.errors import FrameError
 from engine.transport.frames import MAX_CHUNK_BYTES
 from engine.transport.regions import ChunkPlan, Kind, Region, RegionSize
@@ -69,6 +70,12 @@ class Manifest:
             raise ValueError(f"more than {MAX_CHUNKS} chunks; raise chunk_bytes")
         if not 0 <= self.held_tokens <= self.n_tokens < 1 << 48:
             raise ValueError(f"held_tokens {self.held_tokens} of n_tokens {self.n_tokens}")
+        for kind, codec in self.codecs.items():
+            if codec not in CODECS:
+                raise ValueError(f"wire codec {codec!r}; {', '.join(CODECS)} would do")
+            for item in self.regions:
+                if codec == BF16 and item.region.kind is kind and item.size_bytes % 4:
+                    raise ValueError(f"region {item} is not made of float32 values")
         if len({item.region for item in self.regions}) != len(self.regions):
             raise ValueError("a region is named twice")
 

@@ -80,7 +80,9 @@ class Plane:
         """Until the worker is gone or says close."""
         self._tell({"op": "ready", "port": self._inbound.port})
         while True:
-            active = any(s.state.sender.active for s in self._sessions.values())
+            active = self._inbound.state.receiver.active or any(
+                session.state.sender.active for session in self._sessions.values()
+            )
             tick_s = self._settings.sample_s if active else IDLE_TICK_S
             for key, _ in self._selector.select(tick_s):
                 key.data(key.fileobj)
@@ -232,9 +234,9 @@ class Plane:
         message.update(
             op="ended", t=number, key=list(event.key), seconds=event.ended_s - event.started_s
         )
-        self._tell(message)
         if event.committed:
             self._audit("sent", session.identity, event.key, manifest, event.digest)
+        self._tell(message)
 
     # --- receiving ---------------------------------------------------------------------------
 

@@ -153,6 +153,7 @@ class Receiver:
         self._past: OrderedDict[Handle, _Past] = OrderedDict()
         self._newest: OrderedDict[str, int] = OrderedDict()
         self._acks: dict[Handle, list[int]] = {}
+        self._unacked_bytes = 0
 
     # --- connections -------------------------------------------------------------------------
 
@@ -213,6 +214,15 @@ class Receiver:
             if key is not None:
                 self._emit(handle[0], Type.ACK, handle[1], key.attempt, encode_numbers(numbers))
         self._acks.clear()
+        self._unacked_bytes = 0
+
+    @property
+    def wants_service(self) -> bool:
+        """Whether something should go out now. Single acknowledgements can wait for the next tick:
+        they only return credit, and an eighth of it does not stop a sender."""
+        return bool(
+            self.events or self.outbox or self._unacked_bytes * 8 >= self._limits.credit_bytes
+        )
 
     # --- what the application answers --------------------------------------------------------
 
@@ -299,6 +309,7 @@ class Receiver:
             transfer.checksums[slot.number] = checksum
             transfer.here += 1
             self._ack(slot.handle, slot.number)
+            self._unacked_bytes += slot.size
         else:
             transfer.chunks[slot.number] = _NOTHING
             if transfer.state is _State.GRANTED:

@@ -5,8 +5,8 @@ from the receiver's bitmap of chunks. A restarted peer (another incarnation) fai
 
 Driver's duties: keep one control connection and some data lanes; pass frames to `on_frame`, send
 what `outbox` holds, call `tick` often; each lane takes work from `next_chunk`, sends it, and
-reports `chunk_sent`. Memory of a transfer must stay untouched until its last event (`Ended`), which comes
-only when no lane still reads from it.
+reports `chunk_sent`. Memory of a transfer must stay untouched until its last event (`Ended`), which
+comes only when no lane still reads from it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,220 @@
+"""The wire format: round trips, bounds, and a parser that survives whatever arrives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+
+import pytest
+import xxhash
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from engine.transport.errors import FrameError
+from engine.transport.frames import (
+    HEADER_BYTES,
+    MAX_CHUNK_BYTES,
+    MAX_CONTROL_BYTES,
+    Frame,
+    FrameReader,
+    Header,
+    Type,
+    checksum,
+    control_frame,
+    decode_header,
+    encode_frame,
+    encode_header,
+)
+from engine.transport.messages import (
+    Commit,
+    Grant,
+    Hello,
+    Key,
+    Manifest,
+    Offer,
+    Reason,
+    decode_numbers,
+    encode_numbers,
+)
+from engine.transport.regions import Kind, Region, RegionSize
+
+u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
+headers = st.builds(
+    Header,
+    type=st.sampled_from(Type),
+    body_bytes=st.integers(0, MAX_CONTROL_BYTES),
+    attempt=u32,
+    source=u64,
+    target=u64,
+    transfer=u64,
+    layer=u16,
+    kind=u16,
+    chunk=u32,
+    checksum=u64,
+)
+frames = st.builds(
+    control_frame,
+    st.sampled_from([t for t in Type if t is not Type.DATA]),
+    source=u64,
+    target=u64,
+    transfer=u64,
+    attempt=u32,
+    body=st.binary(max_size=300),
+)
+
+
+def test_header_is_64_bytes_and_starts_with_the_magic() -> None:
+    data = encode_header(Header(Type.DATA, 5, source=1))
+    assert (HEADER_BYTES, data[:6]) == (64, b"PRFK\x01\x06")
+
+
+@given(headers)
+def test_header_round_trip(header: Header) -> None:
+    assert decode_header(encode_header(header)) == header
+
+
+@given(headers, st.integers(0, HEADER_BYTES * 8 - 1))
+def test_a_flipped_bit_in_a_header_is_always_found(header: Header, bit: int) -> None:
+    data = bytearray(encode_header(header))
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(FrameError):
+        decode_header(data)
+
+
+@given(st.lists(frames, max_size=5), st.integers(1, 97))
+def test_frames_come_out_whatever_the_pieces(sent: list[Frame], size: int) -> None:
+    stream = b"".join(encode_frame(frame) for frame in sent)
+    reader = FrameReader()
+    got = [f for at in range(0, len(stream), size) for f in reader.feed(stream[at : at + size])]
+    assert got == sent
+
+
+@given(st.binary(max_size=400))
+@example(b"PRFK" + bytes(60))
+def test_random_bytes_never_do_more_than_raise_frame_error(data: bytes) -> None:
+    reader = FrameReader()
+    with contextlib.suppress(FrameError):
+        list(reader.feed(data))
+    # Whatever came, no more than one header or one bounded body is kept.
+    assert len(reader._buffer) <= max(len(data), HEADER_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("type_", "size"), [(Type.DATA, MAX_CHUNK_BYTES + 1), (Type.OFFER, MAX_CONTROL_BYTES + 1)]
+)
+def test_length_beyond_the_bound_is_refused_before_allocation(type_: Type, size: int) -> None:
+    data = encode_header(Header(type_, size))
+    with pytest.raises(FrameError, match="the bound is"):
+        decode_header(data)
+
+
+def reseal(data: bytearray) -> bytes:
+    data[60:] = struct.pack("<I", xxhash.xxh3_64_intdigest(bytes(data[:60])) & 0xFFFFFFFF)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (0, 0, "magic"),
+        (4, 9, "wire version 9"),
+        (5, 99, "frame type 99"),
+        (6, 1, "reserved"),
+        (56, 1, "reserved"),
+    ],
+)
+def test_each_wrong_field_has_its_message(at: int, value: int, message: str) -> None:
+    data = bytearray(encode_header(Header(Type.PING)))
+    data[at] = value
+    with pytest.raises(FrameError, match=message):
+        decode_header(reseal(data))
+
+
+def test_data_on_a_control_connection_and_a_damaged_body() -> None:
+    with pytest.raises(FrameError, match="control connection"):
+        list(FrameReader().feed(encode_header(Header(Type.DATA, 4))))
+    frame = encode_frame(control_frame(Type.OFFER, source=1, target=2, body=b"abc"))
+    with pytest.raises(FrameError, match="body checksum"):
+        list(FrameReader().feed(frame[:-1] + b"d"))
+
+
+def test_checksum_of_parts_is_that_of_the_whole() -> None:
+    assert checksum([b"ab", memoryview(b"cd")]) == checksum([b"abcd"])
+
+
+MANIFEST = Manifest(
+    (RegionSize(Region(3, Kind.STATE), 12), RegionSize(Region(3, Kind.KV), 4097)),
+    n_tokens=100,
+    held_tokens=64,
+    tenant="t",
+    chunk_bytes=4096,
+    codecs={Kind.STATE: "bf16"},
+    meta={"x": [1]},
+)
+
+
+def test_bodies_round_trip() -> None:
+    offer = Offer(Key("r", 3), MANIFEST)
+    assert Offer.decode(offer.encode(), 3) == offer
+    hello = Hello("layout", 2, ("raw", "bf16"))
+    assert Hello.decode(hello.encode()) == hello
+    grant = Grant(77, b"\x01\xff")
+    assert Grant.decode(grant.encode()) == grant
+    commit = Commit(2**128 - 1, 5, {"a": 1})
+    assert Commit.decode(commit.encode()) == commit
+    assert decode_numbers(encode_numbers([1, 2**32 - 1])) == (1, 2**32 - 1)
+    assert decode_numbers(encode_numbers([2**63], "Q"), "Q") == (2**63,)
+
+
+json_values = st.recursive(
+    st.sampled_from([None, True, 0, -1, 4096, 2**70, 1.5, "", "1", "kv"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.just("1"), inner),
+    max_leaves=8,
+)
+field_names = st.sampled_from(
+    [
+        "regions", "n_tokens", "held_tokens", "tenant", "chunk_bytes", "codecs", "meta", "manifest",
+        "request", "layout", "lane", "credit", "have", "digest", "first_token", "reason",
+    ]
+)  # fmt: skip
+
+
+@given(
+    st.binary(max_size=60)
+    | st.dictionaries(field_names, json_values).map(lambda v: json.dumps(v).encode())
+)
+@example(b"[" * 100_000)
+@example(b'{"credit":1,"have":"\xc3\xa9"}')
+def test_random_bodies_never_do_more_than_raise_frame_error(body: bytes) -> None:
+    for decode in (
+        lambda: Hello.decode(body),
+        lambda: Offer.decode(body, 0),
+        lambda: Grant.decode(body),
+        lambda: Commit.decode(body),
+        lambda: Reason.decode(body),
+        lambda: decode_numbers(body),
+    ):
+        with contextlib.suppress(FrameError):
+            decode()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"regions": []}, "0 regions"),
+        ({"regions": [[0, 0, 1], [0, 0, 1]]}, "named twice"),
+        ({"regions": [[0, 0, 1 << 41]]}, "out of bounds"),
+        ({"regions": [[0, 0, 1 << 39]], "chunk_bytes": 4096}, "chunks"),
+        ({"regions": [[0, 9, 1]]}, "9"),
+        ({"regions": [[0, 0]]}, "manifest"),
+        ({"chunk_bytes": 1 << 30}, "chunk_bytes"),
+        ({"chunk_bytes": 0}, "chunk_bytes"),
+        ({"held_tokens": 101}, "held_tokens"),
+        ({"n_tokens": True}, "integer"),
+        ({"codecs": {"1": "zip"}}, "codec"),
+    ],
+)
+def test_manifest_bounds(change: dict, message: str) -> None:
+    with pytest.raises(FrameError, match=message):
+        Manifest.from_json({**MANIFEST.to_json(), **change})
