@@ -23,7 +23,7 @@ from harness.ports import LinkSignals
 #: Relative slack within which demands count as fitting the capacity.
 _FITS = 1.0 + 1e-12
 #: Fewer bytes than this are rounding: an hour into a run the clock's last bit is 0.01 byte at 100G.
-_NO_BYTES = 0.1
+_NO_BYTES = 0.01
 #: Utilisation from which the link's verdict is busy.
 _BUSY = 0.5
 #: Mathis et al. 1997: rate <= C x MSS / (RTT x sqrt(loss)), C = sqrt(3/2).
@@ -229,7 +229,7 @@ class FluidLink:
         waiting = flow.produced(now_s) - flow.sent
         if waiting > _NO_BYTES:
             phase = Phase.BACKLOG
-        elif now_s >= flow.end_s and flow.sent >= flow.total - _NO_BYTES:
+        elif now_s >= flow.end_s and flow.produced(now_s) >= flow.total * (1.0 - 1e-9):
             self._sent(flow, now_s)
             return
         elif flow.pace > 0.0 and flow.begin_s <= now_s < flow.end_s:

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.links.shape import FRAME_BYTES, SEGMENT_PAYLOAD_BYTES, LinkShape, Shape
 from harness.links.timer import PreciseTimer, monotonic_s
-from harness.links.wire import Wire
+from harness.links.wire import HANDLING_S, Wire
 
 HOST = "127.0.0.1"
 MOST_CHUNK_SEGMENTS = 45
@@ -64,8 +64,8 @@ class RelayEngine:
         self._timer = PreciseTimer(self._loop, self._service)
         self._publish = publish
         self.wires: tuple[Wire[_Chunk], Wire[_Chunk]] = (
-            Wire(shape.forward, seed),
-            Wire(shape.reverse, seed + 1),
+            Wire(shape.forward, seed, HANDLING_S),
+            Wire(shape.reverse, seed + 1, HANDLING_S),
         )
         self._shape = shape
         self._waiting: tuple[deque[_Flow], deque[_Flow]] = (deque(), deque())

@@ -13,7 +13,7 @@ from harness.links.probe import TUNSETIFF, tun_request
 from harness.links.segments import can_cut, cut, frame_bytes, segment_count, surviving_runs
 from harness.links.shape import LinkShape, LossProcess
 from harness.links.timer import PreciseTimer, monotonic_s
-from harness.links.wire import Wire
+from harness.links.wire import HANDLING_S, Wire
 
 _TUNSETOFFLOAD = 0x400454D0
 _OFFLOAD_CHECKSUM, _OFFLOAD_TSO4 = 0x1, 0x2
@@ -36,8 +36,8 @@ class TunEngine:
         self._timer = PreciseTimer(self._loop, self._service)
         self._publish = publish
         self.wires: tuple[Wire[bytes], Wire[bytes]] = (
-            Wire(shape.forward, seed),
-            Wire(shape.reverse, seed + 1),
+            Wire(shape.forward, seed, HANDLING_S),
+            Wire(shape.reverse, seed + 1, HANDLING_S),
         )
         self._losses = [
             LossProcess(shape.forward.loss, seed + 2),

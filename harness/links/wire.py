@@ -14,16 +14,22 @@ from harness.links.shape import Shape
 
 T = TypeVar("T")
 
+#: Two wake-ups of a Python process, one direction; `prfaas link probe` shows what remains.
+HANDLING_S = 0.1e-3
+
 
 class Wire(Generic[T]):
     """A drop-tail queue, a serialiser at `rate_bps` and a delay line, in this order.
 
+    `handling_s` is what the emulator's own wake-ups add to each item on an idle host; it is taken off
+    the delay, so that the delay that packets see is the specified one.
     Items keep their order, whatever the jitter. The queue's bound leaves out the item on the wire.
     """
 
     __slots__ = (
         "_delay_line",
         "_finish_s",
+        "_handling_s",
         "_last_due_s",
         "_queue",
         "_random",
@@ -34,8 +40,9 @@ class Wire(Generic[T]):
         "shape",
     )
 
-    def __init__(self, shape: Shape, seed: int) -> None:
+    def __init__(self, shape: Shape, seed: int, handling_s: float = 0.0) -> None:
         self.shape = shape
+        self._handling_s = handling_s
         self._random = random.Random(seed)
         self._queue: deque[tuple[int, int, T]] = deque()
         self._delay_line: deque[tuple[float, T]] = deque()
@@ -63,12 +70,13 @@ class Wire(Generic[T]):
     def advance(self, now_s: float) -> None:
         """Move everything whose last bit has left by `now_s` onto the delay line."""
         queue, shape = self._queue, self.shape
+        delay_s = self._delay_s()
         while queue and self._finish_s <= now_s:
             wire_bytes, packets, item = queue.popleft()
             self.backlog_bytes -= wire_bytes
             self.sent_bytes += wire_bytes
             self.sent_packets += packets
-            due_s = self._finish_s + shape.delay_s
+            due_s = self._finish_s + delay_s
             if shape.jitter_s:
                 due_s += self._random.uniform(-shape.jitter_s, shape.jitter_s)
             self._last_due_s = max(self._last_due_s, due_s)
@@ -89,7 +97,7 @@ class Wire(Generic[T]):
         if self._delay_line:
             return self._delay_line[0][0]
         if self._queue:
-            return self._finish_s + max(0.0, self.shape.delay_s - self.shape.jitter_s)
+            return self._finish_s + max(0.0, self._delay_s() - self.shape.jitter_s)
         return None
 
     def next_departure_s(self) -> float | None:
@@ -103,3 +111,6 @@ class Wire(Generic[T]):
             left_s = self._finish_s - now_s
             self._finish_s = now_s + left_s * self.shape.rate_bps / shape.rate_bps
         self.shape = shape
+
+    def _delay_s(self) -> float:
+        return max(0.0, self.shape.delay_s - self._handling_s)

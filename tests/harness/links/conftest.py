@@ -120,4 +120,4 @@ def nothing_left(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     mine = f"-{os.getpid()}-"
     left = [path.name for path in Path("/run/netns").glob("prfaas-*") if mine in path.name]
     if "open_backend" not in request.fixturenames:
-        assert [] == left
+        assert left == []

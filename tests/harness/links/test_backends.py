@@ -22,7 +22,7 @@ async def test_bytes_cross_once_and_are_counted_on_the_link(
     link = await open_backend(backend, rate_gbps=0.1)
     traffic = await listen(link, "pd")
     received, seconds = await traffic.send(PAYLOAD_BYTES)
-    assert PAYLOAD_BYTES == received
+    assert received == PAYLOAD_BYTES
     frames = PAYLOAD_BYTES * FRAME_BYTES / SEGMENT_PAYLOAD_BYTES
     # A host's delays can only make it slower; a burst's worth may pass before the rate bites.
     assert seconds > 0.8 * frames * 8 / 0.1e9
@@ -39,7 +39,7 @@ async def test_traffic_inside_a_cluster_does_not_cross(backend: str, open_backen
     link.sample()
     before = link.forward.sent_bytes() + link.reverse.sent_bytes()
     received, _ = await traffic.send(PAYLOAD_BYTES, crossing=False)
-    assert PAYLOAD_BYTES == received
+    assert received == PAYLOAD_BYTES
     # Neighbour discovery may cross, a cache may not.
     assert link.forward.sent_bytes() + link.reverse.sent_bytes() - before < 2_000
 
@@ -62,7 +62,7 @@ async def test_delay_is_applied(backend: str, open_backend, listen) -> None:
     traffic = await listen(link, "pd")
     _, seconds = await traffic.send(1)
     assert seconds > 0.199
-    assert 0.2 == pytest.approx(link.forward.signals.min_rtt_s)
+    assert pytest.approx(link.forward.signals.min_rtt_s) == 0.2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -79,13 +79,13 @@ async def test_a_rate_step_and_an_outage_are_followed(backend: str, open_backend
     await asyncio.sleep(began_s + 1.0 - asyncio.get_running_loop().time())
     link.sample()
     during = link.forward.sent_bytes()
-    assert 0.0 == link.forward.signals.rate_bps
+    assert link.forward.signals.rate_bps == 0.0
     received, seconds = await transfer
-    assert 4_000_000 == received
+    assert received == 4_000_000
     # 0.5 s at 20 Mbit/s carries 1.25 MB at most (and the queue drains); the rest waits for 1.5 s.
     assert during < 2_000_000
     assert seconds > 1.4
-    assert 0.2e9 == link.forward.signals.rate_bps
+    assert link.forward.signals.rate_bps == 0.2e9
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -113,7 +113,7 @@ async def test_loss_is_applied_and_counted_by_tun(open_backend, listen) -> None:
     )
     traffic = await listen(link, "pd")
     received, _ = await traffic.send(6_000_000)
-    assert 6_000_000 == received
+    assert received == 6_000_000
     counters = link.forward.counters
     share = counters.dropped_packets / (counters.sent_packets + counters.dropped_packets)
     assert 0.008 < share < 0.05
@@ -140,7 +140,7 @@ async def test_relay_passes_on_a_reset(open_backend) -> None:
     writer.write(b"x")
     # An abort without unread data is a clean end to TCP; either way the stream ends soon.
     with contextlib.suppress(ConnectionResetError):
-        assert b"" == await asyncio.wait_for(reader.read(1), 5)
+        assert await asyncio.wait_for(reader.read(1), 5) == b""
     writer.close()
     server.close()
 
@@ -163,7 +163,7 @@ async def test_relay_holds_back_a_sender_whose_receiver_is_slow(open_backend) ->
     assert link.forward.sent_bytes() < 60_000_000
     reading.set()
     writer.write_eof()
-    assert b"80000000" == await asyncio.wait_for(reader.read(), 30)
+    assert await asyncio.wait_for(reader.read(), 30) == b"80000000"
     server.close()
 
 

@@ -24,7 +24,9 @@ FIN_PSH_ACK = 0x19
 def super_packet(payload: bytes, sequence: int = 1000, flags: int = FIN_PSH_ACK) -> bytes:
     gso = (1, MSS) if len(payload) > MSS else (0, 0)
     virtio = struct.pack("<BBHHHH", 1, gso[0], 52, gso[1], 20, 16)
-    tcp = struct.pack("!HHIIBBHHH", 5000, 6000, sequence, 77, 8 << 4, flags, 500, 0, 0) + bytes(12)
+    pseudo = ones_sum(SOURCE + SINK + struct.pack("!HH", 6, 32 + len(payload)))
+    ports = struct.pack("!HHIIBB", 5000, 6000, sequence, 77, 8 << 4, flags)
+    tcp = ports + struct.pack("!HHH", 500, pseudo, 0) + bytes(12)
     ip = bytearray(
         struct.pack("!BBHHHBBH4s4s", 0x45, 0, 52 + len(payload), 9, 0x4000, 64, 6, 0, SOURCE, SINK)
     )
@@ -34,16 +36,16 @@ def super_packet(payload: bytes, sequence: int = 1000, flags: int = FIN_PSH_ACK)
 
 def test_counts_segments_and_frames() -> None:
     packet = super_packet(bytes(3 * MSS + 1))
-    assert 4 == segment_count(packet)
-    assert 4 * 66 + 3 * MSS + 1 == frame_bytes(packet, 4)
-    assert 1 == segment_count(super_packet(bytes(10)))
-    assert 76 == frame_bytes(super_packet(bytes(10)), 1)
+    assert segment_count(packet) == 4
+    assert frame_bytes(packet, 4) == 4 * 66 + 3 * MSS + 1
+    assert segment_count(super_packet(bytes(10))) == 1
+    assert frame_bytes(super_packet(bytes(10)), 1) == 76
 
 
 def test_runs_between_losses() -> None:
-    assert [(0, 2), (3, 5)] == surviving_runs(5, [2])
-    assert [(1, 4)] == surviving_runs(5, [0, 4])
-    assert [] == surviving_runs(2, [0, 1])
+    assert surviving_runs(5, [2]) == [(0, 2), (3, 5)]
+    assert surviving_runs(5, [0, 4]) == [(1, 4)]
+    assert surviving_runs(2, [0, 1]) == []
 
 
 @given(
@@ -63,7 +65,7 @@ def test_surviving_segments_keep_their_place_and_have_true_headers(
         piece = cut(packet, run, segments)
         assert run[1] - run[0] == segment_count(piece)
         ip, tcp = piece[VIRTIO_HEADER_BYTES:], piece[VIRTIO_HEADER_BYTES + 20 :]
-        assert 0xFFFF == ones_sum(ip[:20])
+        assert ones_sum(ip[:20]) == 0xFFFF
         assert len(ip) == struct.unpack_from("!H", ip, 2)[0]
         pseudo = ip[12:20] + struct.pack("!HH", 6, len(ip) - 20)
         assert ones_sum(pseudo) == struct.unpack_from("!H", tcp, 16)[0]

@@ -12,11 +12,11 @@ from harness.links.spec import LinkSpec, parse_link
 def test_preset_is_overridden_by_given_fields() -> None:
     spec = parse_link({"preset": "continental", "rate_gbps": 10})
     shape = spec.initial()
-    assert (10e9, 0.020, 0.020) == (
+    assert (
         shape.forward.rate_bps,
         shape.forward.delay_s,
         shape.reverse.delay_s,
-    )
+    ) == (10e9, 0.020, 0.020)
 
 
 @pytest.mark.parametrize(
@@ -25,15 +25,15 @@ def test_preset_is_overridden_by_given_fields() -> None:
 )
 def test_presets(preset: str, rtt_s: float) -> None:
     shape = parse_link({"preset": preset}).initial()
-    assert 100e9 == shape.forward.rate_bps
+    assert shape.forward.rate_bps == 100e9
     assert rtt_s == pytest.approx(shape.rtt_s)
 
 
 def test_default_queue_is_one_rtt_of_rate_and_at_least_five_ms() -> None:
-    assert 5_000_000 == parse_link({"rate_gbps": 1, "rtt_ms": 40}).initial().forward.queue_bytes
-    assert 625_000 == parse_link({"rate_gbps": 1, "rtt_ms": 2}).initial().forward.queue_bytes
-    assert 131_072 == parse_link({"rate_gbps": 0.01}).initial().forward.queue_bytes
-    assert 250_000 == parse_link({"rate_gbps": 1, "queue_ms": 2}).initial().forward.queue_bytes
+    assert parse_link({"rate_gbps": 1, "rtt_ms": 40}).initial().forward.queue_bytes == 5_000_000
+    assert parse_link({"rate_gbps": 1, "rtt_ms": 2}).initial().forward.queue_bytes == 625_000
+    assert parse_link({"rate_gbps": 0.01}).initial().forward.queue_bytes == 131_072
+    assert parse_link({"rate_gbps": 1, "queue_ms": 2}).initial().forward.queue_bytes == 250_000
 
 
 def test_reverse_overrides_only_what_it_names() -> None:
@@ -54,13 +54,13 @@ def test_reverse_overrides_only_what_it_names() -> None:
         }
     )
     shape = spec.initial()
-    assert (0.25e9, 0.007, 0.003) == (
+    assert (
         shape.reverse.rate_bps,
         shape.reverse.delay_s,
         pytest.approx(shape.forward.delay_s),
-    )
+    ) == (0.25e9, 0.007, 0.003)
     assert LossModel(loss_good=0.01) == shape.forward.loss
-    assert 0.1 == pytest.approx(shape.reverse.loss.mean)
+    assert pytest.approx(shape.reverse.loss.mean) == 0.1
 
 
 def test_schedule_keeps_fields_that_a_step_leaves_out() -> None:
@@ -86,12 +86,12 @@ def test_schedule_keeps_fields_that_a_step_leaves_out() -> None:
         )
         for timed in spec.timeline()
     ]
-    assert [
+    assert seen == [
         (0.0, 1.0, 0.5, 0.004, False),
         (10.0, 0.4, 0.2, 0.004, False),
         (20.0, 0.4, 0.2, 0.004, True),
         (25.0, 0.4, 0.2, 0.008, False),
-    ] == seen
+    ]
 
 
 def test_sine_becomes_steps_about_the_rate() -> None:
@@ -99,21 +99,22 @@ def test_sine_becomes_steps_about_the_rate() -> None:
         {"rate_gbps": 2, "sine": {"period_s": 4, "amplitude": 0.5, "until_s": 4, "step_s": 1}}
     )
     rates = [round(timed.shape.forward.rate_bps / 1e9, 4) for timed in spec.timeline()]
-    assert [2.7071, 2.7071, 1.2929, 1.2929, 2.7071] == rates
+    assert rates == [2.7071, 2.7071, 1.2929, 1.2929, 2.7071]
 
 
 def test_scaled_divides_rates_and_durations() -> None:
     spec = LinkSpec(rate_gbps=100, rtt_ms=40, jitter_ms=4, queue_bytes=10_000_000).scaled(50, 2)
     shape = spec.initial()
-    assert (2e9, 0.010, 0.002, 100_000) == (
+    assert (
         shape.forward.rate_bps,
         shape.forward.delay_s,
         shape.forward.jitter_s,
         shape.forward.queue_bytes,
-    )
+    ) == (2e9, 0.010, 0.002, 100_000)
     stepped = parse_link({"rate_gbps": 10, "schedule": [{"at_s": 8, "rate_gbps": 4}]}).scaled(2, 4)
-    assert [(0.0, 5e9), (2.0, 2e9)] == [
-        (timed.at_s, timed.shape.forward.rate_bps) for timed in stepped.timeline()
+    assert [(timed.at_s, timed.shape.forward.rate_bps) for timed in stepped.timeline()] == [
+        (0.0, 5e9),
+        (2.0, 2e9),
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,11 +16,11 @@ def test_departures_are_spaced_by_the_rate_and_shifted_by_the_delay() -> None:
     wire: Wire[str] = Wire(Shape(rate_bps=8_000, delay_s=0.5), seed=1)
     wire.offer(0.0, 1000, 1, "a")
     wire.offer(0.0, 500, 1, "b")
-    assert [] == wire.take_due(1.499)
-    assert ["a"] == wire.take_due(1.5)
-    assert 2.0 == wire.next_s()
-    assert ["b"] == wire.take_due(2.0)
-    assert (1500, 2, 0) == (wire.sent_bytes, wire.sent_packets, wire.backlog_bytes)
+    assert wire.take_due(1.499) == []
+    assert wire.take_due(1.5) == ["a"]
+    assert wire.next_s() == 2.0
+    assert wire.take_due(2.0) == ["b"]
+    assert (wire.sent_bytes, wire.sent_packets, wire.backlog_bytes) == (1500, 2, 0)
     assert wire.next_s() is None
 
 
@@ -26,16 +28,16 @@ def test_a_late_wake_up_does_not_slow_the_link() -> None:
     wire: Wire[int] = Wire(Shape(rate_bps=8_000), seed=1)
     for index in range(4):
         wire.offer(0.0, 1000, 1, index)
-    assert [0, 1, 2] == wire.take_due(3.9)
-    assert [3] == wire.take_due(4.0)
+    assert wire.take_due(3.9) == [0, 1, 2]
+    assert wire.take_due(4.0) == [3]
 
 
 def test_room_leaves_out_the_item_on_the_wire() -> None:
     wire: Wire[int] = Wire(Shape(rate_bps=8_000, queue_bytes=2000), seed=1)
     wire.offer(0.0, 1500, 1, 0)
-    assert 2000 == wire.room_bytes()
+    assert wire.room_bytes() == 2000
     wire.offer(0.0, 1500, 1, 1)
-    assert 500 == wire.room_bytes()
+    assert wire.room_bytes() == 500
 
 
 def test_a_rate_step_applies_to_what_is_already_queued() -> None:
@@ -43,8 +45,8 @@ def test_a_rate_step_applies_to_what_is_already_queued() -> None:
     wire.offer(0.0, 1000, 1, 0)
     wire.offer(0.0, 1000, 1, 1)
     wire.reshape(0.5, Shape(rate_bps=16_000))
-    assert [0] == wire.take_due(0.75)
-    assert [1] == wire.take_due(1.25)
+    assert wire.take_due(0.75) == [0]
+    assert wire.take_due(1.25) == [1]
 
 
 @given(
@@ -72,20 +74,20 @@ def test_order_rate_and_bytes_hold_for_any_traffic(
         seen += due
     assert list(range(len(sizes))) == seen
     assert sum(sizes) == wire.sent_bytes
-    assert 0 == wire.backlog_bytes
+    assert wire.backlog_bytes == 0
 
 
 def test_loss_processes_have_the_stated_mean() -> None:
     independent = LossProcess(LossModel(loss_good=0.01), seed=5)
-    assert 0.01 == pytest.approx(len(independent.lost(100_000)) / 100_000, rel=0.15)
+    assert pytest.approx(len(independent.lost(100_000)) / 100_000, rel=0.15) == 0.01
     bursty = LossModel(loss_bad=0.5, good_to_bad=0.01, bad_to_good=0.24)
-    assert 0.02 == pytest.approx(bursty.mean)
+    assert pytest.approx(bursty.mean) == 0.02
     lost = LossProcess(bursty, seed=5).lost(200_000)
-    assert 0.02 == pytest.approx(len(lost) / 200_000, rel=0.15)
-    following = sum(later - earlier == 1 for earlier, later in zip(lost, lost[1:], strict=False))
+    assert pytest.approx(len(lost) / 200_000, rel=0.15) == 0.02
+    following = sum(later - earlier == 1 for earlier, later in pairwise(lost))
     # Inside a burst the next packet is lost with 0.76 x 0.5 = 0.38, alone with 0.02.
     assert following / len(lost) > 0.3
 
 
 def test_no_loss_draws_nothing() -> None:
-    assert [] == LossProcess(LossModel(), seed=1).lost(1000)
+    assert LossProcess(LossModel(), seed=1).lost(1000) == []
