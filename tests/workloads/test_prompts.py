@@ -1,3 +1,7 @@
+import hashlib
+from itertools import islice
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,8 +12,10 @@ from workloads.prompts import prompt_tokens
 from workloads.request import Request
 from workloads.reuse import PrefixCache
 from workloads.scaling import TokenScale
+from workloads.traces.readers import open_trace
 
 VOCAB = 1000
+MOONCAKE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
 
 
 def prompt(tokens, ids=(), block=0, number=0, **options):
@@ -83,3 +89,19 @@ def test_prompts_reproduce_prefix_reuse_block_by_block(paths):
             depth = end
         assert depth == by_id.serve(small)
         held.update(tokens[:end].tobytes() for end in ends)
+
+
+@pytest.mark.skipif(not MOONCAKE.is_file(), reason="needs the real traces beside the checkout")
+def test_prompts_of_a_real_trace_have_its_reuse():
+    scale, by_id, held = TokenScale(64), PrefixCache(), set()
+    for request in islice(open_trace(MOONCAKE), 2000):
+        small = scale.request(request)
+        digest, prefixes = hashlib.blake2b(digest_size=8), []
+        tokens = prompt_tokens(small, VOCAB, 0)
+        for start in range(0, len(tokens) - 7, 8):
+            digest.update(tokens[start : start + 8].tobytes())
+            prefixes.append(digest.digest())
+        limit = (len(tokens) - 1) // 8
+        depth = next((n for n, p in enumerate(prefixes[:limit]) if p not in held), limit)
+        assert depth * 8 == by_id.serve(small)
+        held.update(prefixes)

@@ -1,7 +1,9 @@
 from itertools import islice, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 from scipy import stats
 
 from workloads.errors import InputError
@@ -13,6 +15,7 @@ from workloads.spec import (
     LogNormalWorkload,
     SessionsWorkload,
     TraceWorkload,
+    WorkloadSpec,
     generate,
     length_distribution,
     notes,
@@ -211,23 +214,15 @@ def test_bad_arrivals_are_named(data, message):
         parse_arrivals(data)
 
 
-def test_every_field_is_documented():
-    def check(schema):
-        for name, model in schema["$defs"].items():
-            assert model.get("description"), name
-            for key, value in model["properties"].items():
-                assert key == "kind" or value.get("description"), f"{name}.{key}"
-
-    from pydantic import TypeAdapter
-
-    from workloads.kinds import WorkloadSpec
-
-    check(TypeAdapter(WorkloadSpec).json_schema())
-    check(
-        {
-            "$defs": {
-                **ArrivalSpec.model_json_schema()["$defs"],
-                "a": ArrivalSpec.model_json_schema(),
-            }
-        }
-    )
+def test_every_field_is_described_and_in_the_docs():
+    schemas = [TypeAdapter(WorkloadSpec).json_schema(), ArrivalSpec.model_json_schema()]
+    models = {"ArrivalSpec": schemas[1]}
+    for schema in schemas:
+        models.update(schema["$defs"])
+    docs = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
+    for name, model in models.items():
+        assert model.get("description"), name
+        for key, value in model["properties"].items():
+            assert key == "kind" or value.get("description"), f"{name}.{key}"
+            if name.endswith(("Workload", "Spec")):
+                assert f"`{key}`" in docs, f"{name}.{key}"
