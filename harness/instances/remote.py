@@ -209,7 +209,7 @@ class RemoteInstance:
                         admitted_s = event.get("admitted_s", admitted_s)
                     elif event.get("done"):
                         finished = True
-                        self.paced_jobs += event["steps"]
+                        self.paced_jobs += len(token_ids)
                         self.overruns += event["overruns"]
                     else:
                         raise _failure(self.spec.name, event["error"], event["message"])
