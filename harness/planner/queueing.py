@@ -22,7 +22,7 @@ from harness.planner.ttft import Ttft, stage_ttft
 from harness.profiles.curves import FloatArray
 
 #: Equally likely lengths that stand for a stage's distribution.
-_LENGTHS = 2000
+_LENGTHS = 500
 _BISECTIONS = 60
 
 

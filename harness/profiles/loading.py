@@ -10,7 +10,6 @@ from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from scipy.optimize import nnls
 
 from harness.profiles.curves import Curve, Linear, LogLog, Quadratic
 from harness.profiles.layers import Layer, cache_bytes
@@ -119,6 +118,9 @@ class DecodeSection(_Section):
     def step(self) -> DecodeStep:
         if self.base_s is not None:
             return DecodeStep(self.base_s, self.per_sequence_s, self.per_context_token_s)
+        # Slow to import, and only profiles with measured steps need it.
+        from scipy.optimize import nnls
+
         table = np.asarray(self.points, dtype=np.float64)
         columns = np.column_stack([np.ones(len(table)), table[:, 0], table[:, 1]])
         relative = columns / table[:, 2:]

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from harness.cli.main import main
+from harness.errors import BadInput
+from harness.sweep.evaluate import COLUMNS, evaluate
+from harness.sweep.execute import execute
+from harness.sweep.study import (
+    AxisSpec,
+    Study,
+    is_experiment,
+    load_study,
+    parse_axis,
+    points,
+    studies,
+)
+
+#: A few simulated minutes instead of hours.
+SHORT = {
+    "measure.capacity_warmup_s": 60,
+    "measure.capacity_window_s": 120,
+    "measure.latency_warmup_s": 30,
+    "measure.latency_window_s": 120,
+    "measure.load_fractions": [],
+    "measure.unloaded": False,
+    "measure.slo_search": False,
+}
+
+
+def study_of(*axes: AxisSpec, **more: object) -> Study:
+    return Study.model_validate(
+        {"name": "test", "base": "paper", "set": SHORT, "axis": axes, **more}
+    )
+
+
+RATES = AxisSpec(key="link.rate_gbps", values=(5, 100))
+THRESHOLDS = AxisSpec(key="configurations.prfaas.threshold_tokens", values=(10_000, 20_000, 30_000))
+
+
+def test_points_are_the_product_with_the_last_axis_fastest():
+    made = points(study_of(RATES, THRESHOLDS))
+    assert [point.index for point in made] == list(range(6))
+    assert [tuple(value for _, value in point.settings) for point in made] == [
+        (5, 10_000),
+        (5, 20_000),
+        (5, 30_000),
+        (100, 10_000),
+        (100, 20_000),
+        (100, 30_000),
+    ]
+    last = made[-1].experiment
+    assert last.link.rate_gbps == 100
+    assert last.configurations[-1].threshold_tokens == 30_000
+
+
+def test_a_zip_varies_keys_together():
+    axis = parse_axis("profiles.prfaas,profiles.pd=1t-h200:1t-h20,ring-2.5-1t-h200:ring-2.5-1t-h20")
+    made = points(study_of(axis))
+    pairs = [(point.experiment.profiles.prfaas, point.experiment.profiles.pd) for point in made]
+    assert pairs == [("1t-h200", "1t-h20"), ("ring-2.5-1t-h200", "ring-2.5-1t-h20")]
+
+
+def test_axis_values_are_toml_or_bare_strings():
+    assert parse_axis("a.b=1,2.5,true,inf,word").values == (1, 2.5, True, float("inf"), "word")
+
+
+@pytest.mark.parametrize("text", ["a.b", "a.b=", "=1,2", "a,b=1,2:3"])
+def test_a_bad_axis_says_what_would_do(text):
+    with pytest.raises(BadInput, match="--axis"):
+        parse_axis(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"axis": [AxisSpec(key="price.gold", values=(1,))]}, "price.gold: unknown; there are"),
+        ({"axis": [AxisSpec(key="tcp.window_mib", values=(0,))]}, "needs a number above 0"),
+        ({"axis": [AxisSpec(key="price.local_per_hour", values=("x",))]}, "needs a number"),
+        ({"axis": [AxisSpec(key="link.colour", values=(1,))]}, "link.colour: unknown key"),
+        ({"configurations": ("nope",)}, "no 'nope' in paper"),
+    ],
+)
+def test_an_impossible_point_is_refused_before_anything_runs(change, message, tmp_path):
+    study = study_of(RATES).model_copy(update=change)
+    with pytest.raises(BadInput, match=message):
+        execute(study, tmp_path, jobs=1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", sorted(studies()))
+def test_shipped_studies_are_valid_experiments(name):
+    study = load_study(name)
+    assert study.name == name
+    made = points(study)
+    assert len(made) >= 5
+    assert set(study.show) <= set(COLUMNS)
+
+
+def test_plan_rows_follow_the_model():
+    point = points(study_of(RATES))[1]
+    rows = {(row.configuration, row.phase): row for row in evaluate(point, best=True)}
+    assert rows["prfaas", "capacity"].capacity_per_s == pytest.approx(3.187, abs=1e-3)
+    assert rows["best", "capacity"].capacity_per_s == pytest.approx(3.1955, abs=1e-3)
+    assert rows["best", "capacity"].threshold_tokens == 19_600
+    assert rows["homogeneous", "latency"].offered_per_s == pytest.approx(0.8 * 2.0305, abs=1e-3)
+    assert rows["naive", "latency"].offloaded_share == 1.0
+    assert rows["homogeneous", "capacity"].cost_per_hour is None
+
+
+def test_prices_give_costs_and_break_evens():
+    own = {"price.remote_per_hour": 32.0, "price.local_per_hour": 16.0, "price.egress_per_gb": 0.01}
+    study = study_of(RATES).model_copy(update={"set": {**SHORT, **own}})
+    rows = {row.configuration: row for row in evaluate(points(study)[1], best=False)}
+    assert rows["homogeneous"].cost_per_hour == 192.0
+    assert rows["homogeneous"].break_even_remote_per_hour is None
+    prfaas = rows["prfaas"]
+    assert prfaas.cost_per_hour == pytest.approx(4 * 32 + 8 * 16 + 54.6, abs=0.2)
+    # At its own break-even price PrfaaS costs what homogeneous does.
+    even = {**own, "price.remote_per_hour": prfaas.break_even_remote_per_hour}
+    study = study_of(RATES).model_copy(update={"set": {**SHORT, **even}})
+    rows = {row.configuration: row for row in evaluate(points(study)[1], best=False)}
+    assert rows["prfaas"].cost_per_request == pytest.approx(rows["homogeneous"].cost_per_request)
+
+
+def test_an_slo_that_no_batch_keeps_has_no_capacity_in_both_modes():
+    axes = (
+        AxisSpec(key="profiles.pd", values=("1t-h20-step15",)),
+        AxisSpec(key="slo.tokens_per_s", values=(80,)),
+    )
+    for mode in ("plan", "simulate"):
+        rows = evaluate(points(study_of(*axes, mode=mode))[0], best=False)
+        assert {row.capacity_per_s for row in rows} == {0.0}
+        assert {row.decode_batch for row in rows} == {0}
+
+
+def test_a_sweep_resumes_and_gives_equal_bytes(tmp_path):
+    study = study_of(RATES, THRESHOLDS, configurations=("prfaas",))
+    first = execute(study, tmp_path / "a", jobs=1)
+    assert (first.computed, first.resumed) == (6, 0)
+    bytes_before = first.dataset.read_bytes()
+    parts = sorted((tmp_path / "a" / "points").iterdir())
+    assert len(parts) == 6
+    parts[0].unlink()
+    parts[1].write_text("[{")  # as after a crash of the machine
+    again = execute(study, tmp_path / "a", jobs=1)
+    assert (again.computed, again.resumed) == (2, 4)
+    assert again.dataset.read_bytes() == bytes_before
+    wider = study_of(
+        RATES,
+        AxisSpec(key=THRESHOLDS.key, values=(10_000, 40_000)),
+        configurations=("prfaas",),
+    )
+    other = execute(wider, tmp_path / "a", jobs=1)
+    assert (other.computed, other.resumed) == (2, 2)
+
+
+def test_simulated_rows_have_the_same_columns_and_agree_with_the_plan(tmp_path):
+    study = study_of(
+        AxisSpec(key="link.rtt_ms", values=(1, 80)),
+        configurations=("naive",),
+        mode="simulate",
+    )
+    study = study.model_copy(update={"set": {**SHORT, "tcp.window_mib": 4}})
+    outcome = execute(study, tmp_path, jobs=2)
+    table = pq.read_table(outcome.dataset)
+    assert table.column_names == ["study", "mode", "point", "link.rtt_ms", *COLUMNS]
+    assert table["point"].to_pylist() == [0, 0, 1, 1]
+    assert table["phase"].to_pylist() == ["capacity", "latency"] * 2
+    assert table["throughput_per_s"][0].as_py() == pytest.approx(2.39, rel=0.15)
+    near, far = table["ttft_mean_s"][1].as_py(), table["ttft_mean_s"][3].as_py()
+    # 4 x 4 MiB windows at 80 ms carry 1.7 Gbit/s: slower than the 3.2 Gbit/s that prefill makes.
+    assert far > near + 0.5
+    again = execute(study, tmp_path / "again", jobs=1)
+    assert again.dataset.read_bytes() == outcome.dataset.read_bytes()
+
+
+def test_the_command_prints_writes_and_goes_on(tmp_path, capsys):
+    arguments = ["sweep", "paper", "--axis", "link.rate_gbps=5,100", "--only", "prfaas"]
+    arguments += ["--set", "measure.load_fractions=[]", "--set", "measure.unloaded=false"]
+    arguments += ["--set", "measure.slo_search=false", "--jobs", "1", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    assert "computed 2 points, took 0 as done" in capsys.readouterr().out
+    assert main([*arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["link.rate_gbps"] for row in rows] == [5, 5, 100, 100]
+    assert main(["sweep", "--list"]) == 0
+    assert "rtt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sweep"], "give a study"),
+        (["sweep", "paper"], "name what varies"),
+        (["sweep", "nope"], "no such study or file"),
+        (["sweep", "rtt", "--jobs", "0"], "--jobs 0"),
+    ],
+)
+def test_the_command_refuses_in_one_line(arguments, message, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_files_of_both_kinds_are_told_apart(tmp_path):
+    study, experiment = tmp_path / "study.toml", tmp_path / "experiment.toml"
+    study.write_text('name = "s"\n[[axis]]\nkey = "seed"\nvalues = [1, 2]\n')
+    experiment.write_text('name = "e"\n')
+    assert not is_experiment(str(study))
+    assert is_experiment(str(experiment))
+    assert is_experiment("paper") and not is_experiment("rtt")
+    assert load_study(str(study)).axis[0].values == (1, 2)
