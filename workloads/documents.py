@@ -7,18 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workloads.kinds import DocumentsWorkload, Lengths, distribution_of
+from workloads.draws import BlockIds, endless
+from workloads.kinds import DocumentsWorkload
 from workloads.request import Request
-from workloads.sessions import BlockIds
-
-_CHUNK = 1024
-
-
-def endless(lengths: Lengths, rng: np.random.Generator, stratified: bool = False) -> Iterator[int]:
-    """Lengths without end, in chunks of draws."""
-    distribution = distribution_of(lengths)
-    while True:
-        yield from distribution.sample(rng, _CHUNK, stratified).tolist()
 
 
 def document_requests(

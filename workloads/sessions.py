@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from workloads.kinds import SessionsWorkload, distribution_of
+from workloads.draws import CHUNK, BlockIds, endless
+from workloads.kinds import SessionsWorkload
 from workloads.request import Request
 
 
@@ -21,44 +24,44 @@ class Turn:
     output_tokens: int
 
 
-@dataclass(slots=True)
-class BlockIds:
-    """Hands out ids that no block had before, so that an id names one place in one chain."""
+class SessionDraws:
+    """What sessions are made of, drawn from two streams: lengths (and turns), and pauses."""
 
-    next_id: int = 0
+    def __init__(
+        self, workload: SessionsWorkload, lengths: np.random.Generator, pauses: np.random.Generator
+    ) -> None:
+        counts, firsts, laters, answers = lengths.spawn(4)
+        self._workload = workload
+        self._counts = _chunked(lambda: counts.geometric(1 / workload.mean_turns, CHUNK))
+        self._firsts = endless(workload.first_message, firsts, workload.stratified)
+        self._laters = endless(workload.later_message, laters)
+        self._answers = endless(workload.output_tokens, answers)
+        self._thinks = _chunked(lambda: pauses.exponential(workload.think_s, CHUNK))
 
-    def take(self, count: int) -> tuple[int, ...]:
-        first = self.next_id
-        self.next_id = first + count
-        return tuple(range(first, first + count))
-
-
-def session_turns(
-    workload: SessionsWorkload, lengths: np.random.Generator, pauses: np.random.Generator
-) -> list[Turn]:
-    """The turns of one session. Every prompt holds all earlier messages and answers."""
-    count = min(int(lengths.geometric(1 / workload.mean_turns)), workload.max_turns)
-    later = distribution_of(workload.later_message).sample(lengths, count)
-    messages = [int(distribution_of(workload.first_message).sample(lengths, 1)[0])]
-    messages += later[1:].tolist()
-    answers = distribution_of(workload.output_tokens).sample(lengths, count).tolist()
-    thinks = pauses.exponential(workload.think_s, count).tolist()
-    turns: list[Turn] = []
-    context, after_s = workload.system_tokens, 0.0
-    for message, answer, think_s in zip(messages, answers, thinks, strict=True):
-        context += message
-        if context > workload.max_input_tokens and turns:
-            break
-        turns.append(Turn(after_s, min(context, workload.max_input_tokens), answer))
-        context += answer
-        after_s += workload.response_s + think_s
-    return turns
+    def session(self) -> list[Turn]:
+        """The turns of one session. Every prompt holds all earlier messages and answers."""
+        workload = self._workload
+        turns: list[Turn] = []
+        context, after_s = workload.system_tokens + next(self._firsts), 0.0
+        for _ in range(min(int(next(self._counts)), workload.max_turns)):
+            if context > workload.max_input_tokens and turns:
+                break
+            answer = next(self._answers)
+            turns.append(Turn(after_s, min(context, workload.max_input_tokens), answer))
+            context += answer + next(self._laters)
+            after_s += workload.response_s + next(self._thinks)
+        return turns
 
 
-def mean_session_turns(workload: SessionsWorkload, sessions: int = 2000) -> float:
+def _chunked(draw: Callable[[], NDArray[Any]]) -> Iterator[float]:
+    while True:
+        yield from draw().tolist()
+
+
+def mean_session_turns(workload: SessionsWorkload, sessions: int = 4096) -> float:
     """Mean turns of a session, measured on a fixed sample (the caps shorten sessions)."""
-    lengths, pauses = (np.random.default_rng(s) for s in np.random.SeedSequence(0).spawn(2))
-    return sum(len(session_turns(workload, lengths, pauses)) for _ in range(sessions)) / sessions
+    draws = SessionDraws(workload, *np.random.default_rng(0).spawn(2))
+    return sum(len(draws.session()) for _ in range(sessions)) / sessions
 
 
 def session_requests(
@@ -72,6 +75,7 @@ def session_requests(
     A full block keeps its id in every later turn. The last, partial block of a prompt has an id of
     its own, because its content is not that of the full block which later takes its place.
     """
+    draws = SessionDraws(workload, lengths, pauses)
     ids = BlockIds()
     size = workload.block_tokens
     system = ids.take(workload.system_tokens // size)
@@ -81,7 +85,7 @@ def session_requests(
     next_start = next(starts_s, None)
     while waiting or next_start is not None:
         if next_start is not None and (not waiting or next_start <= waiting[0][0]):
-            turns = session_turns(workload, lengths, pauses)
+            turns = draws.session()
             live[started] = (turns, system)
             heapq.heappush(waiting, (next_start, started, 0))
             started += 1

@@ -16,7 +16,8 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from workloads import arrivals as processes
-from workloads.documents import document_requests, endless
+from workloads.documents import document_requests
+from workloads.draws import endless
 from workloads.drift import drifting, lengths_at, lengths_over_a_period
 from workloads.errors import InputError
 from workloads.kinds import (

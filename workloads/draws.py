@@ -1,0 +1,31 @@
+"""Endless draws in chunks, and block ids that were never used before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from workloads.kinds import Lengths, distribution_of
+
+CHUNK = 1024
+
+
+def endless(lengths: Lengths, rng: np.random.Generator, stratified: bool = False) -> Iterator[int]:
+    """Lengths in tokens without end."""
+    distribution = distribution_of(lengths)
+    while True:
+        yield from distribution.sample(rng, CHUNK, stratified).tolist()
+
+
+@dataclass(slots=True)
+class BlockIds:
+    """Hands out ids that no block had before, so that an id names one place in one chain."""
+
+    next_id: int = 0
+
+    def take(self, count: int) -> tuple[int, ...]:
+        first = self.next_id
+        self.next_id = first + count
+        return tuple(range(first, first + count))
