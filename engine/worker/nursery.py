@@ -117,6 +117,8 @@ class Nursery:
             for end in inherited:
                 end.close()
             status = _run_worker(request, parent)
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else 1
         except BaseException:
             traceback.print_exc()
         finally:

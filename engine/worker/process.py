@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -111,7 +112,8 @@ def _listen(options: WorkerOptions) -> socket.socket:
         return listener
     except OSError as error:
         where = options.socket or "{}:{}".format(*options.listen or ("", 0))
-        raise StartFailed(f"cannot listen on {where}: {error.strerror or error}") from error
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise StartFailed(f"cannot listen on {where}: {why}") from error
 
 
 def _remove_stale(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Prefill on one worker, decode on another, over the real data plane: tokens as if in one engine."""
+"""Prefill on one worker, decode on another, over the data plane: tokens as if in one engine."""
 
 from __future__ import annotations
 
