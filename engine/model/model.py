@@ -39,8 +39,8 @@ class Model:
     """A Kimi Linear model on one device.
 
     `forward` computes the next tokens of any number of sequences against a `CacheStorage` on the
-    same device; it holds no state of its own. `operators` replaces those of the device. Set `torch.set_num_threads` before heavy use: small
-    shapes are fastest on one thread.
+    same device; it holds no state of its own. `operators` replaces those of the device. Set
+    `torch.set_num_threads` before heavy use: small shapes are fastest on one thread.
     """
 
     def __init__(

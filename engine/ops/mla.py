@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.model.batch import DecodeRows, PrefillRows
+from engine.model.batch import DecodeRows, Piece, PrefillRows
 
 CONTEXT_BLOCK = 2048
 """Cached tokens that prefill expands at a time."""
@@ -63,15 +63,13 @@ def mla_prefill(
     scale = q.shape[-1] ** -0.5
     out = q.new_empty(q.shape[0], q.shape[1], w_uv.shape[1])
     for piece, begin, end in rows.spans():
-        pages = torch.tensor(piece.pages, device=q.device)
-        positions = torch.arange(piece.end, device=q.device)
-        index = pages[positions // page_tokens] * page_tokens + positions % page_tokens
+        index = piece_rows(piece, page_tokens, q.device)
         queries = (q[begin:end] * scale).transpose(0, 1)
         context = [
-            _expand(flat, index[at : min(at + context_block, piece.start)], w_uk, w_uv, q.dtype)
+            expand(flat, index[at : min(at + context_block, piece.start)], w_uk, w_uv, q.dtype)
             for at in range(0, piece.start, context_block)
         ]
-        own_key, own_value = _expand(flat, index[piece.start :], w_uk, w_uv, q.dtype)
+        own_key, own_value = expand(flat, index[piece.start :], w_uk, w_uv, q.dtype)
         size = end - begin
         for top in range(0, size, QUERY_BLOCK):
             bottom = min(top + QUERY_BLOCK, size)
@@ -85,7 +83,14 @@ def mla_prefill(
     return out
 
 
-def _expand(
+def piece_rows(piece: Piece, page_tokens: int, device: torch.device) -> Tensor:
+    """Row of each position 0 .. piece.end - 1 in a flat view of the pages."""
+    pages = torch.tensor(piece.pages, device=device)
+    positions = torch.arange(piece.end, device=device)
+    return pages[positions // page_tokens] * page_tokens + positions % page_tokens
+
+
+def expand(
     flat: Tensor, index: Tensor, w_uk: Tensor, w_uv: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Keys [H, S, nope + rope] and values [H, S, v] of the cached rows `index`."""
