@@ -86,6 +86,16 @@ class Flow:
         self.sent += self.rate * (now_s - self.since_s)
         self.since_s = now_s
 
+    def note_rate(self, now_s: float, rate: float) -> None:
+        """Keep the series of (time, bits/s) at which the rate changed."""
+        rates = self.rates
+        if rates is None:
+            return
+        if rates and rates[-1][0] == now_s:
+            rates.pop()
+        if rate * 8 != (rates[-1][1] if rates else 0.0):
+            rates.append((now_s, rate * 8))
+
     def set_production(
         self, now_s: float, begin_s: float, end_s: float, paced: float, lump: float
     ) -> None:

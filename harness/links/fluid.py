@@ -136,8 +136,6 @@ class FluidLink:
         if self._trace_rates:
             flow.rates = []
         self._flows[flow] = None
-        if not self._sampling:
-            self._start_sampling(now_s)
         return flow
 
     def produce(
@@ -295,8 +293,10 @@ class FluidLink:
     def _set_rate(self, flow: Flow, rate: float, now_s: float) -> None:
         flow.settle(now_s)
         flow.rate = rate
-        if flow.rates is not None and (not flow.rates or flow.rates[-1][1] != rate):
-            flow.rates.append((now_s, rate * 8))
+        if rate > 0.0 and not self._sampling:
+            self._start_sampling(now_s)
+        if flow.rates is not None:
+            flow.note_rate(now_s, rate)
         flow.version += 1
         when_s = flow.next_change_s(now_s)
         if when_s != float("inf"):
@@ -395,7 +395,8 @@ class FluidLink:
         if self._on_sample is not None:
             flows = len(self._flows)
             self._on_sample(LinkSample(now_s, window_s, sent_in_window, flows, signals))
-        self._sampling = bool(self._flows) or sent_in_window > 0.0
+        # A link on which nothing moves sets no timer: a fleet that waits for it is a deadlock.
+        self._sampling = sent_in_window > 0.0 or any(flow.rate for flow in self._flows)
         if self._sampling:
             self._loop.call_at(now_s + self._sample_s, self._sample)
 
