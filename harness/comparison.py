@@ -42,49 +42,40 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class Comparison:
-    """What a comparison found, filled in as it goes; `interrupted` when it was stopped early."""
+    """What a comparison found, filled in as it goes, so that an interrupted one keeps what it has.
+
+    Once `stop` is set, no request is sent any more: the rest is unsent, what is in flight ends.
+    """
 
     configurations: list[ConfigurationSummary] = field(default_factory=list)
     facts: dict[str, dict[str, object]] = field(default_factory=dict)
     common_rate: float = 0.0
-    link_bps: float = 0.0
-    warnings: list[str] = field(default_factory=list)
     interrupted: bool = False
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 async def compare(
     experiment: Experiment,
     open_fleet: OpenFleet,
     recorder: Recorder,
-    *,
-    stop: asyncio.Event | None = None,
+    result: Comparison,
     say: Say = lambda line: None,
-) -> Comparison:
-    """Run all configurations. When `stop` is set, the rest is unsent, drained and recorded."""
-    result = Comparison()
+) -> None:
+    """Run all configurations, one after the other, into `result`."""
     deployment = deployment_of(experiment)
     reference = reference_capacity(experiment, deployment)
     baseline: Measured | None = None
     for configuration in experiment.configurations:
-        if stop is not None and stop.is_set():
+        if result.stop.is_set():
             break
         summary = await _configuration(
-            experiment,
-            configuration,
-            deployment,
-            reference,
-            open_fleet,
-            recorder,
-            stop,
-            say,
-            result,
+            experiment, configuration, deployment, reference, open_fleet, recorder, say, result
         )
         if configuration.policy == "homogeneous" and baseline is None:
             baseline = summary.capacity
-        result.configurations.append(summary)
-    result.configurations = [_with_ratio(each, baseline) for each in result.configurations]
-    result.interrupted = stop is not None and stop.is_set()
-    return result
+        done = [*result.configurations, summary]
+        result.configurations = [_with_ratio(each, baseline) for each in done]
+    result.interrupted = result.stop.is_set()
 
 
 async def _configuration(
@@ -94,7 +85,6 @@ async def _configuration(
     reference: float,
     open_fleet: OpenFleet,
     recorder: Recorder,
-    stop: asyncio.Event | None,
     say: Say,
     result: Comparison,
 ) -> ConfigurationSummary:
@@ -104,17 +94,15 @@ async def _configuration(
     result.common_rate = phases[1].request_rate
     fleet = await open_fleet(experiment, configuration)
     try:
-        run = _Run(experiment, configuration, prediction, fleet, recorder, stop)
-        link_bps = run.link_bps()
-        result.link_bps = link_bps or result.link_bps
+        run = _Run(experiment, configuration, prediction, fleet, recorder, result.stop)
         summaries: list[PhaseSummary] = []
         for phase in phases:
-            if stop is not None and stop.is_set():
+            if result.stop.is_set():
                 break
             say(f"{configuration.name}: {phase.name} at {phase.request_rate:.2f} req/s")
             summaries.append(await run.phase(phase))
         slo_rate = Measured()
-        if experiment.measure.slo_search and not (stop is not None and stop.is_set()):
+        if experiment.measure.slo_search and not result.stop.is_set():
             say(f"{configuration.name}: searching the highest rate at which the SLO holds")
             slo_rate = Measured(paper=await run.highest_rate(planned), n=1)
         facts = fleet.facts()
@@ -166,7 +154,7 @@ class _Run:
         prediction: Prediction,
         fleet: Fleet,
         recorder: Recorder,
-        stop: asyncio.Event | None,
+        stop: asyncio.Event,
     ) -> None:
         self._experiment = experiment
         self._name = configuration.name

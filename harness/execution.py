@@ -54,12 +54,14 @@ def execute(
     directory = rundir.create(root, identity, to_toml(experiment))
     runner, open_fleet, scale = _backend(experiment, directory.path)
     recorder = Recorder(directory.path, _metadata(experiment, scale, simulated))
-    comparison: Comparison | None = None
+    comparison = Comparison()
+    work = compare(experiment, open_fleet, recorder, comparison, say=_logged(directory, say))
     try:
-        comparison = runner(
-            _supervised(experiment, open_fleet, recorder, _logged(directory, say), simulated)
-        )
+        runner(work if simulated else _supervised(work, comparison, recorder, say))
         complete = not comparison.interrupted
+    except asyncio.CancelledError:
+        comparison.interrupted = True
+        complete = False
     except BaseException:
         recorder.close(complete=False)
         directory.close(complete=False)
@@ -76,7 +78,7 @@ def to_toml(experiment: Experiment) -> str:
     return tomli_w.dumps(experiment.model_dump(mode="json", exclude_none=True))
 
 
-Runner = Callable[[Coroutine[Any, Any, Comparison]], Comparison]
+Runner = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def _backend(experiment: Experiment, directory: Path) -> tuple[Runner, OpenFleet, Scale]:
@@ -94,23 +96,15 @@ def _backend(experiment: Experiment, directory: Path) -> tuple[Runner, OpenFleet
 
 
 async def _supervised(
-    experiment: Experiment,
-    open_fleet: OpenFleet,
-    recorder: Recorder,
-    say: Say,
-    simulated: bool,
-) -> Comparison:
-    """The comparison; in real time under signal handlers, with row groups closed regularly."""
-    if simulated:
-        return await compare(experiment, open_fleet, recorder, say=say)
-    stop = asyncio.Event()
-    task = asyncio.current_task()
-    assert task is not None
+    work: Coroutine[Any, Any, None], comparison: Comparison, recorder: Recorder, say: Say
+) -> None:
+    """The comparison in real time: under signal handlers, with row groups closed regularly."""
+    task = asyncio.ensure_future(work)
 
     def interrupt() -> None:
-        if stop.is_set():
+        if comparison.stop.is_set():
             task.cancel()
-        stop.set()
+        comparison.stop.set()
         say("interrupted: no new requests; what is in flight ends first (again to cut it off)")
 
     loop = asyncio.get_running_loop()
@@ -118,7 +112,7 @@ async def _supervised(
         loop.add_signal_handler(number, interrupt)
     flusher = loop.create_task(_flush_regularly(recorder))
     try:
-        return await compare(experiment, open_fleet, recorder, stop=stop, say=say)
+        await task
     finally:
         flusher.cancel()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -160,7 +154,7 @@ def _summary(
     backends = {
         str(each["link_backend"]) for each in comparison.facts.values() if each.get("link_backend")
     }
-    warnings = list(comparison.warnings)
+    warnings: list[str] = []
     verdict = _verdict(experiment, comparison, warnings)
     return RunSummary(
         name=experiment.name,
