@@ -31,17 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     describe = actions.add_parser("describe", help="files, rows, versions, whether complete")
-    describe.add_argument("run", type=Path, help="a run directory or one of its Parquet files")
+    describe.add_argument(
+        "run_dir", type=Path, metavar="RUN", help="a run directory or one of its Parquet files"
+    )
     describe.add_argument("--schema", action="store_true", help="every column, unit, definition")
     describe.add_argument("--json", action="store_true", help="for machines")
 
     query = actions.add_parser("query", help="SQL over the tables of one or more runs")
-    query.add_argument("run", type=Path, nargs="+", help="run directories")
+    query.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN", help="run directories")
     query.add_argument("sql", help="one statement")
     query.add_argument("--format", choices=("table", "csv", "json"), default="table")
 
     export = actions.add_parser("export", help="requests as CSV, or vLLM's result JSON")
-    export.add_argument("run", type=Path, help="a run directory")
+    export.add_argument("run_dir", type=Path, metavar="RUN", help="a run directory")
     export.add_argument("--format", choices=("csv", "vllm"), default="csv")
     export.add_argument("--configuration", help="only this one (vllm: needed when several)")
     export.add_argument("--phase", help="only this one (vllm: needed when several)")
@@ -58,7 +60,7 @@ def _describe(options: argparse.Namespace) -> int:
     from results import reader
     from results.schemas import SCHEMAS
 
-    path: Path = options.run
+    path: Path = options.run_dir
     if path.is_dir():
         files = [path / f"{name}.parquet" for name in SCHEMAS]
         files = [each for each in files if each.exists()]
@@ -121,7 +123,7 @@ def _print_schemas(names: list[str]) -> None:
 def _query(options: argparse.Namespace) -> int:
     from results.query import query
 
-    columns, rows = query(options.run, options.sql)
+    columns, rows = query(options.run_dirs, options.sql)
     if options.format == "json":
         print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], default=str))
     elif options.format == "csv":
@@ -143,10 +145,10 @@ def _export(options: argparse.Namespace) -> int:
     from results import export, reader
 
     requests = reader.where(
-        reader.read(options.run, "requests"), options.configuration, options.phase
+        reader.read(options.run_dir, "requests"), options.configuration, options.phase
     )
     if not requests.num_rows:
-        raise BadInput(f"{options.run}: no requests of that configuration and phase")
+        raise BadInput(f"{options.run_dir}: no requests of that configuration and phase")
     if options.format == "csv":
         text = export.to_csv(requests)
     else:
@@ -155,8 +157,8 @@ def _export(options: argparse.Namespace) -> int:
             known = ", ".join(f"{configuration}/{phase}" for configuration, phase in pairs)
             raise BadInput(f"vLLM's result is of one phase; choose one with --configuration and "
                            f"--phase: {known}")  # fmt: skip
-        tokens = reader.where(reader.read(options.run, "tokens"), *pairs[0])
-        date, model = _identity(options.run)
+        tokens = reader.where(reader.read(options.run_dir, "tokens"), *pairs[0])
+        date, model = _identity(options.run_dir)
         made = export.to_vllm(requests, tokens, model=model, date=date, detailed=options.detailed)
         text = json.dumps(made, indent=2, allow_nan=False) + "\n"
     if options.out is None:
