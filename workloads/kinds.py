@@ -86,7 +86,7 @@ class TraceWorkload(_Workload):
     )
     end_s: PositiveFloat | None = Field(default=None, description="stop at this trace time, s")
     max_input_tokens: PositiveInt | None = Field(
-        default=None, description="leave out rows with longer prompts (the count is reported)"
+        default=None, description="leave out rows with longer prompts"
     )
 
 

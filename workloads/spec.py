@@ -52,6 +52,7 @@ __all__ = [
     "SessionsWorkload",
     "TraceWorkload",
     "WorkloadSpec",
+    "arrival_times",
     "generate",
     "length_distribution",
     "lengths_at",

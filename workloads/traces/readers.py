@@ -71,7 +71,7 @@ def open_trace(path: str | Path, format: str = "auto") -> Iterator[Request]:
     name = detect(path) if format == "auto" else format
     if name not in FORMATS:
         raise InputError(f"format: found {name!r}, needs auto or one of {', '.join(FORMATS)}")
-    ordered = in_order(FORMATS[name](path))
+    ordered = in_order(FORMATS[name](path), WINDOW)
     first = next(ordered, None)
     if first is None:
         raise TraceError(f"{path}: holds no request, needs at least one")
@@ -85,7 +85,7 @@ def open_trace(path: str | Path, format: str = "auto") -> Iterator[Request]:
     return requests()
 
 
-def in_order(rows: Iterator[tuple[Place, Request]], window: int = WINDOW) -> Iterator[Request]:
+def in_order(rows: Iterator[tuple[Place, Request]], window: int) -> Iterator[Request]:
     """Stable sort by arrival through a heap of `window` rows."""
     heap: list[tuple[float, int, Request]] = []
     last_s = float("-inf")

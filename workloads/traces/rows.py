@@ -21,6 +21,10 @@ from workloads.errors import InputError
 DAMAGED = (UnicodeDecodeError, EOFError, OSError, zlib.error, zstandard.ZstdError)
 
 
+_READ_BYTES = 1 << 18
+_COMPRESSED_BYTES = 1 << 16
+
+
 class TraceError(InputError):
     """A trace that cannot be read: file:line, the field, what was found, what would do."""
 
@@ -36,6 +40,45 @@ class Place:
         return TraceError(f"{self.path}:{self.line}: {what}")
 
 
+class _ZstdReader(io.RawIOBase):
+    """The content of all frames of a zstd file; EOFError when the last frame is cut short (which
+    zstandard's own stream reader takes for the end).
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._inside = False
+        self._pending = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._pending:
+            data = self._raw.read(_COMPRESSED_BYTES)
+            if not data:
+                if self._inside:
+                    raise EOFError("the compressed file ends before its end mark")
+                return 0
+            parts = []
+            while data:
+                parts.append(self._frame.decompress(data))
+                self._inside = not self._frame.eof
+                data = self._frame.unused_data
+                if not self._inside:
+                    self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._pending = b"".join(parts)
+        size = min(len(buffer), len(self._pending))
+        buffer[:size] = self._pending[:size]
+        self._pending = self._pending[size:]
+        return size
+
+
 def open_bytes(path: str) -> BinaryIO:
     """The decompressed bytes of a plain, .gz or .zst file, as a stream."""
     try:
@@ -45,9 +88,7 @@ def open_bytes(path: str) -> BinaryIO:
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
     if path.endswith(".zst"):
-        decompressor = zstandard.ZstdDecompressor()
-        reader = decompressor.stream_reader(raw, read_across_frames=True, closefd=True)
-        return cast(BinaryIO, io.BufferedReader(reader))
+        return cast(BinaryIO, io.BufferedReader(_ZstdReader(raw), _READ_BYTES))
     return raw
 
 
