@@ -96,15 +96,28 @@ class Transfer:
         self._number = number
         self._granted: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[Message] = loop.create_future()
-        self._committed_bytes = 0
+        self._missing = {item.region: item.size_bytes for item in manifest.regions}
 
     def push(self, region: Region, ranges: Sequence[Sequence[int]]) -> None:
         """The next bytes of `region` lie in these ranges and will not change. Never blocks;
-        nothing is sent before the grant. A region may be pushed in many parts."""
+        nothing is sent before the grant. A region may be pushed in many parts.
+
+        Raises ValueError beyond the manifest or the arena.
+        """
         self.push_many([(region, ranges)])
 
     def push_many(self, pieces: Sequence[tuple[Region, Sequence[Sequence[int]]]]) -> None:
         """Several pushes in one message."""
+        for region, ranges in pieces:
+            given = RangeList(ranges)
+            missing = self._missing.get(region)
+            if missing is None:
+                raise ValueError(f"{region} is not in the manifest")
+            if len(given) > missing:
+                raise ValueError(f"{region}: {len(given)} bytes pushed, {missing} are missing")
+            if given.end_offset() > self._plane.arena.size_bytes:
+                raise ValueError(f"{region}: ranges end beyond the arena")
+            self._missing[region] = missing - len(given)
         self._plane._tell(
             {
                 "op": "push",
@@ -128,9 +141,13 @@ class Transfer:
     ) -> TransferStats:
         """Every region is pushed whole: returns when the receiver has admitted the cache.
 
-        Raises TransferFailed; then no part of it was exposed. Cancelling this call does not cancel
-        the transfer: call `cancel`.
+        Raises TransferFailed; then no part of it was exposed. ValueError where bytes are missing.
+        Cancelling this call does not cancel the transfer: call `cancel`.
         """
+        short = {region: count for region, count in self._missing.items() if count}
+        if short:
+            region, count = next(iter(short.items()))
+            raise ValueError(f"{region}: {count} bytes were not pushed")
         self._plane._tell(
             {
                 "op": "commit",

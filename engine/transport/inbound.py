@@ -38,7 +38,11 @@ class _PeerConnections:
 
 
 class Inbound:
-    """Receives for the whole plane. Methods are called by the plane's loop unless they say so."""
+    """Receives for the whole plane. Methods are called by the plane's loop unless they say so.
+
+    While this plane's own worker is silent (`worker_alive` is false) nothing is answered, neither
+    handshakes nor frames: to its peers the instance as a whole is then silent, which it is.
+    """
 
     def __init__(
         self,
@@ -46,11 +50,13 @@ class Inbound:
         arena: SharedArena,
         wake: Callable[[], None],
         context: ssl.SSLContext | None,
+        worker_alive: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._arena = arena
         self._wake = wake
         self._context = context
+        self._worker_alive = worker_alive
         self.listener = listen(settings.host, settings.port, settings.tcp)
         self.listener.setblocking(False)
         self.state = ReceiveState(
@@ -102,12 +108,8 @@ class Inbound:
             fresh.append(self._fresh.popleft())
         return fresh
 
-    def on_readable(self, now: float, control: Control, worker_alive: bool) -> bool:
-        """Handle frames of a control connection. False: it is over; the loop closes it.
-
-        Pings go unanswered while this plane's own worker is silent: to the peer the instance as a
-        whole is then silent, which it is.
-        """
+    def on_readable(self, now: float, control: Control) -> bool:
+        """Handle frames of a control connection. False: it is over; the loop closes it."""
         try:
             frames = control.frames()
             with self.state.lock:
@@ -117,8 +119,6 @@ class Inbound:
                 if frames:
                     peer.heard_s = now
                 for frame in frames:
-                    if frame.header.type is Type.PING and not worker_alive:
-                        continue
                     self.state.receiver.on_frame(now, control.peer, frame)
         except BROKEN:
             self._drop(control)
@@ -132,8 +132,10 @@ class Inbound:
             receiver = self.state.receiver
             receiver.tick(now)
             receiver.flush_acks()
-            frames = list(receiver.outbox)
-            receiver.outbox.clear()
+            frames: list[tuple[int, Frame]] = []
+            if self._worker_alive():
+                frames.extend(receiver.outbox)
+                receiver.outbox.clear()
             events = list(receiver.events)
             receiver.events.clear()
             for event in events:
@@ -245,6 +247,8 @@ class Inbound:
             return Reason(
                 f"layout {hello.layout!r}; this side has {self._settings.layout!r}", retryable=False
             )
+        if not self._worker_alive():
+            raise FrameError("the worker is silent")
         if frame.header.target not in (0, self._settings.incarnation):
             return Reason("the receiver was restarted (another incarnation)", retryable=True)
         return None

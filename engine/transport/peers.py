@@ -61,7 +61,7 @@ def _settings(options: dict[str, Any], incarnation: int, host: str) -> Settings:
     security = options.get("security")
     return Settings(
         incarnation=incarnation,
-        layout=LAYOUT,
+        layout=options.get("layout", LAYOUT),
         host=host,
         lanes=options.get("lanes", 4),
         allow_plain=True,

@@ -60,8 +60,13 @@ class Plane:
         self._woken = False
         secure = settings.security
         self._client_context = None if secure is None else client_context(secure)
+        self._worker_heard_s = time.monotonic()
         self._inbound = Inbound(
-            settings, arena, self._wake, None if secure is None else server_context(secure)
+            settings,
+            arena,
+            self._wake,
+            None if secure is None else server_context(secure),
+            self._worker_alive,
         )
         self._sessions: dict[Peer, Session] = {}
         self._registered: set[Control] = set()
@@ -70,7 +75,6 @@ class Plane:
         self._by_session: dict[tuple[Peer, int], int] = {}
         self._offers: dict[Handle, Manifest] = {}
         self._verified: dict[Handle, Verified] = {}
-        self._worker_heard_s = time.monotonic()
         self._sampled_s = 0.0
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_wakeup)
         self._selector.register(self._worker, selectors.EVENT_READ, self._on_worker)
@@ -123,8 +127,10 @@ class Plane:
         for message in self._reader.feed(data):
             self._handlers[message["op"]](self, message)
 
-    def _worker_alive(self, now: float) -> bool:
-        return now - self._worker_heard_s < self._settings.deadlines.worker_silence_s
+    def _worker_alive(self) -> bool:
+        """Whether the worker was heard lately (any thread)."""
+        silent_s = time.monotonic() - self._worker_heard_s
+        return silent_s < self._settings.deadlines.worker_silence_s
 
     def _on_session(self, control: Control) -> None:
         session = self._sessions[self._dialled[control]]
@@ -132,7 +138,7 @@ class Plane:
 
     def _on_inbound(self, control: Control) -> None:
         now = time.monotonic()
-        if not self._inbound.on_readable(now, control, self._worker_alive(now)):
+        if not self._inbound.on_readable(now, control):
             self._forget(control)
 
     def _forget(self, control: Control) -> None:
@@ -150,7 +156,7 @@ class Plane:
 
     def _service(self) -> None:
         now = time.monotonic()
-        alive = self._worker_alive(now)
+        alive = self._worker_alive()
         if self._worker.wants_write:
             try:
                 self._worker.flush()

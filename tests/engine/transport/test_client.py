@@ -3,137 +3,128 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from engine.transport.arena import SharedArena
-from engine.transport.client import Arrival, Callbacks, DataPlane, Refusal
-from engine.transport.errors import TransferFailed, TransferRefused
-from engine.transport.messages import Key, Manifest
+from engine.transport.client import Callbacks, DataPlane
+from engine.transport.errors import PlaneLost, TransferFailed, TransferRefused
+from engine.transport.messages import Key
 from engine.transport.outbound import Peer
-from engine.transport.regions import Kind, Range, Region, RegionSize
+from engine.transport.regions import Kind, Range, Region
 from engine.transport.settings import Settings
 
 MIB = 1 << 20
 
 
-class Decoder:
-    """A receiving worker with a bump allocator: blocks of `block` bytes, scattered on purpose."""
-
-    def __init__(self, arena: SharedArena, block: int = 64 * 1024) -> None:
-        self.arena = arena
-        self.block = block
-        self.free = list(range(0, arena.size_bytes, block))[::-1]
-        self.held: dict[Key, dict[Region, list[Range]]] = {}
-        self.committed: dict[Key, Arrival] = {}
-        self.aborted: list[Key] = []
-        self.offered = 0
-
-    async def on_offer(self, key: Key, manifest: Manifest) -> dict[Region, list[Range]]:
-        self.offered += 1
-        need = sum(-(-r.size_bytes // self.block) for r in manifest.regions)
-        if need > len(self.free):
-            raise Refusal("no blocks")
-        regions = {}
-        for item in manifest.regions:
-            ranges, left = [], item.size_bytes
-            while left:
-                take = min(left, self.block)
-                ranges.append(Range(self.free.pop(), take))
-                left -= take
-            regions[item.region] = ranges
-        self.held[key] = regions
-        return regions
-
-    async def on_commit(self, key: Key, arrival: Arrival) -> None:
-        self.committed[key] = arrival
-
-    def on_abort(self, key: Key) -> None:
-        self.aborted.append(key)
-        self.release(key)
-
-    def release(self, key: Key) -> None:
-        for ranges in self.held.pop(key).values():
-            self.free.extend(r.offset for r in ranges)
-
-    def content(self, key: Key, region: Region) -> bytes:
-        return b"".join(self.arena.views(self.held[key][region]))
-
-    @property
-    def callbacks(self) -> Callbacks:
-        return Callbacks(self.on_offer, self.on_commit, self.on_abort)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Poll; the test's own timeout ends a wait in vain."""
-    while not condition():  # noqa: ASYNC110 - the condition lies in another process
-        await asyncio.sleep(0.01)
-
-
-def small_manifest(layers: int = 4, kv: int = 3 * MIB + 4096, state: int = 256 * 1024) -> Manifest:
-    regions = []
-    for layer in range(layers):
-        kind = Kind.STATE if layer % 2 else Kind.KV
-        regions.append(RegionSize(Region(layer, kind), state if layer % 2 else kv))
-    return Manifest(regions=tuple(regions), n_tokens=128, held_tokens=64, tenant="a")
-
-
-async def test_layer_wise_transfer_arrives_whole() -> None:
-    source, target = SharedArena.create(32 * MIB), SharedArena.create(32 * MIB)
-    source.buffer[:] = os.urandom(MIB) * 32
-    decoder = Decoder(target)
-    receiver = await DataPlane.start(target, Settings(incarnation=2, layout="t"), decoder.callbacks)
-    sender = await DataPlane.start(source, Settings(incarnation=1, layout="t"))
-    manifest = small_manifest()
-    key = Key("r1", 1)
-    transfer = await sender.open(Peer(*receiver.address, 2), key, manifest)
-    at = 0
-    expected = {}
-    for item in manifest.regions:
-        half = item.size_bytes // 2 // 4096 * 4096
-        parts = [Range(at, half), Range(at + half, item.size_bytes - half)]
-        for part in parts:
-            transfer.push(item.region, [part])
-            await asyncio.sleep(0)
-        expected[item.region] = bytes(source.buffer[at : at + item.size_bytes])
-        at += item.size_bytes
+async def test_layer_wise_transfer_arrives_whole(bench: Any) -> None:
+    decoder, receiver = await bench.decoder()
+    sender = await bench.sender()
+    manifest, key = bench.manifest(), Key("r1", 1)
+    transfer = await sender.open(Peer(*receiver.address), key, manifest)
+    for region, where in bench.layout(manifest).items():
+        half = where.length // 2
+        transfer.push(region, [Range(where.offset, half)])
+        await asyncio.sleep(0)
+        transfer.push(region, [Range(where.offset + half, where.length - half)])
     stats = await transfer.commit(first_token=7, meta={"note": "x"})
-    assert key in decoder.committed
+    bench.assert_arrived(decoder, key, manifest)
     assert decoder.committed[key].first_token == 7
     assert decoder.committed[key].meta == {"note": "x"}
-    for region, data in expected.items():
-        assert data == decoder.content(key, region)
+    assert decoder.committed[key].manifest == manifest
     assert stats.resent == 0
     assert manifest.total_bytes < stats.wire_bytes < manifest.total_bytes * 1.01
-    (sent,) = sender.audit_rows()
-    received: list[dict] = []
-    await until(lambda: received.extend(receiver.audit_rows()) or received)
-    assert sent["digest"] == received[0]["digest"]
-    assert (sent["direction"], received[0]["direction"]) == ("sent", "received")
-    assert received[0]["bytes"] == manifest.total_bytes
-    await sender.close()
-    await receiver.close()
     assert decoder.aborted == []
 
 
-async def test_refusals() -> None:
-    source, target = SharedArena.create(16 * MIB), SharedArena.create(4 * MIB)
-    decoder = Decoder(target)
-    receiver = await DataPlane.start(target, Settings(incarnation=2, layout="t"), decoder.callbacks)
-    sender = await DataPlane.start(source, Settings(incarnation=1, layout="t"))
-    other = await DataPlane.start(source, Settings(incarnation=3, layout="u"))
+async def test_audit_rows_agree(bench: Any) -> None:
+    _, receiver = await bench.decoder()
+    sender = await bench.sender()
+    manifest = bench.manifest(2)
+    await bench.send(sender, Peer(*receiver.address), Key("r"), manifest)
+    (sent,) = sender.audit_rows()
+    received: list[dict] = []
+    await bench.until(lambda: received.extend(receiver.audit_rows()) or received)
+    assert (sent["direction"], received[0]["direction"]) == ("sent", "received")
+    for name in ("request_id", "attempt", "tenant", "bytes", "digest", "n_tokens", "held_tokens"):
+        assert sent[name] == received[0][name]
+    assert sent["bytes"] == manifest.total_bytes
+
+
+async def test_bf16_state_crosses_at_half_size(bench: Any) -> None:
+    import numpy
+
+    decoder, receiver = await bench.decoder()
+    sender = await bench.sender()
+    manifest = bench.manifest(2, kv=4096, state=2 * MIB, codecs={Kind.STATE: "bf16"})
+    where = bench.layout(manifest)
+    state = manifest.regions[1].region
+    values = numpy.frombuffer(bench.source.buffer, numpy.float32)[1024 : 1024 + MIB // 2]
+    values[:] = numpy.random.default_rng(0).standard_normal(MIB // 2)
+    assert where[state].offset == 4096
+    stats = await bench.send(sender, Peer(*receiver.address), Key("r"), manifest)
+    got = numpy.frombuffer(decoder.content(Key("r"), state), numpy.float32)
+    assert numpy.abs(got / values - 1).max() <= 2**-8
+    assert stats.wire_bytes < MIB + 4096 + 1000
+
+
+async def test_refusals(bench: Any) -> None:
+    decoder, receiver = await bench.decoder(4 * MIB)
+    sender = await bench.sender()
+    other = await DataPlane.start(bench.source, Settings(incarnation=9, layout="u"))
     with pytest.raises(TransferRefused, match="no blocks"):
-        await sender.open(Peer(*receiver.address), Key("big"), small_manifest())
+        await sender.open(Peer(*receiver.address), Key("big"), bench.manifest())
     with pytest.raises(TransferRefused, match="layout 'u'"):
-        await other.open(Peer(*receiver.address), Key("x"), small_manifest())
+        await other.open(Peer(*receiver.address), Key("x"), bench.manifest())
     with pytest.raises(TransferFailed, match="restarted"):
-        await sender.open(Peer(*receiver.address, 99), Key("y"), small_manifest())
-    small = small_manifest(2, 4096, 4096)
-    transfer = await sender.open(Peer(*receiver.address, 2), Key("z"), small)
+        await sender.open(Peer(*receiver.address, 99), Key("y"), bench.manifest())
+    with pytest.raises(TransferRefused, match="takes no caches"):
+        await other.open(Peer(*other.address), Key("z"), bench.manifest())
+    await other.close()
+    assert len(decoder.free) == decoder.blocks
+
+
+async def test_destinations_are_checked_before_the_grant(bench: Any) -> None:
+    decoder, _ = await bench.decoder()
+
+    async def wrong(key: Key, manifest: Any) -> Any:
+        regions = await decoder.on_offer(key, manifest)
+        regions[manifest.regions[0].region] = [Range(0, 5)]
+        return regions
+
+    receiver = await DataPlane.start(
+        decoder.arena,
+        Settings(incarnation=9, layout="t"),
+        Callbacks(wrong, decoder.on_commit, lambda key: decoder.aborted.append(key)),
+    )
+    sender = await bench.sender()
+    with pytest.raises(TransferRefused, match="5 bytes reserved for"):
+        await sender.open(Peer(*receiver.address), Key("r"), bench.manifest())
+    assert decoder.aborted == [Key("r")]
+    await receiver.close()
+
+
+async def test_plain_tcp_beyond_loopback_must_be_asked_for(bench: Any) -> None:
+    with pytest.raises(PlaneLost, match="plain TCP on"):
+        await bench.plane(bench.source, host="0.0.0.0")
+    await bench.plane(bench.source, host="0.0.0.0", allow_plain=True)
+
+
+async def test_misuse_is_found_in_the_worker(bench: Any) -> None:
+    decoder, receiver = await bench.decoder()
+    sender = await bench.sender()
+    manifest = bench.manifest(2)
+    region = manifest.regions[1].region
+    transfer = await sender.open(Peer(*receiver.address), Key("r"), manifest)
+    transfer.push(region, [Range(0, 5)])
+    with pytest.raises(ValueError, match="3149824 bytes were not pushed"):
+        await transfer.commit()
+    with pytest.raises(ValueError, match="262144 bytes pushed, 262139 are missing"):
+        transfer.push(region, [Range(0, 256 * 1024)])
+    with pytest.raises(ValueError, match="beyond the arena"):
+        transfer.push(region, [Range(64 * MIB - 1, 2)])
+    with pytest.raises(ValueError, match="not in the manifest"):
+        transfer.push(Region(7, Kind.KV), [Range(0, 1)])
     assert await transfer.cancel() is False
-    await until(lambda: decoder.aborted == [Key("z")])
-    assert len(decoder.free) == 64
-    for plane in (sender, other, receiver):
-        await plane.close()
+    await bench.until(lambda: decoder.aborted == [Key("r")])
+    await bench.send(sender, Peer(*receiver.address), Key("r", 1), manifest)
