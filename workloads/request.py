@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Request:
     """One request of a workload, in the units of the modelled system (never scaled).
 
-    `block_ids` are content ids of the prompt's blocks of `block_tokens` tokens, in order. An id names
-    its block *and everything before it* (a chain), so two requests share a prefix exactly as long
-    as their ids are equal. The last block may be partial. Without ids the prompt is unique.
+    `block_ids` are content ids of the prompt's blocks of `block_tokens` tokens, in order. An id
+    names its block *and everything before it* (a chain), so two requests share a prefix exactly as
+    long as their ids are equal. The last block may be partial. Without ids the prompt is unique.
     """
 
     id: int
