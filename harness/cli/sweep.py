@@ -17,7 +17,7 @@ from harness.experiment import parse_override
 from harness.sweep.study import OWN, Study, is_experiment, load_study, parse_axis, studies
 
 #: Longer tables are for a data frame.
-MOST_ROWS = 60
+MOST_ROWS = 80
 
 EXAMPLES = """examples:
   prfaas sweep --list                     the studies that come with this program

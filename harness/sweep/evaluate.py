@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from harness import clock
-from harness.comparison import compare
+from harness.comparison import Comparison, compare
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.base import Fleet
 from harness.fleets.modelled import build_fleet, fluid_links
@@ -248,7 +248,8 @@ def _simulated(experiment: Experiment, deployment: Deployment, own: dict[str, fl
         links = fluid_links(experiment.link, experiment.measure.sample_s, limits)
         return build_fleet(instance_specs(experiment, configuration), profiles, links)
 
-    comparison = clock.run(compare(experiment, open_fleet, _Discard()))
+    comparison = Comparison()
+    clock.run(compare(experiment, open_fleet, _Discard(), comparison))
     specs = {row.name: row for row in experiment.configurations}
     return [
         _measured(specs[summary.name], deployment, summary, phase)
