@@ -153,6 +153,12 @@ class ShapedLink(ABC):
         self.forward.observe(now_s, forward, self.shape.forward, self.base_rtt_s)
         self.reverse.observe(now_s, reverse, self.shape.reverse, self.base_rtt_s)
 
+    async def detach(self) -> None:
+        """Leave a persistent link up and stop watching it; `remove` of its state ends it."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+
     async def close(self) -> None:
         """Remove everything the link made. Runs to its end even when the caller is cancelled."""
         tasks, self._tasks = self._tasks, []

@@ -69,6 +69,8 @@ class EmulatorHandle:
         return await control_request(self._state, message)
 
     def read_counters(self) -> tuple[Counters, Counters]:
+        if self.counters is None and self._state.counters_path.exists():
+            self.counters = CountersFile(self._state.counters_path)
         return self.counters.read() if self.counters else (Counters(), Counters())
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from harness.errors import NotReady
 from harness.links.base import ShapedLink
 from harness.links.probe import Offers, probe
+from harness.links.shape import LinkShape
 from harness.links.spec import LinkSpec
 from harness.links.state import LinkState, sweep_stale
 
@@ -44,18 +45,22 @@ def build(spec: LinkSpec, sides: tuple[str, str], persistent: bool, offers: Offe
     """The link object of the chosen backend, not yet open."""
     backend, _ = choose(spec, offers)
     state = LinkState.new(backend, sides, persistent)
-    if backend == "netem":
+    return _of_backend(spec, state, offers.rate_qdisc)
+
+
+def _of_backend(spec: LinkSpec, state: LinkState, rate_qdisc: str = "tbf") -> ShapedLink:
+    if state.backend == "netem":
         from harness.links.netem import NetemLink
 
         return NetemLink(spec, state)
-    if backend == "tun":
+    if state.backend == "tun":
         from harness.links.tun import TunLink
 
         return TunLink(spec, state)
-    if backend == "tbf":
+    if state.backend == "tbf":
         from harness.links.tbf import TbfLink
 
-        return TbfLink(spec, state, offers.rate_qdisc)
+        return TbfLink(spec, state, rate_qdisc)
     from harness.links.relay import RelayLink
 
     return RelayLink(spec, state)
@@ -86,3 +91,11 @@ async def shaped_link(
         yield link
     finally:
         await link.close()
+
+
+def attach(state: LinkState) -> ShapedLink:
+    """The link of a state file made by another process, for use; never `close` it."""
+    spec = LinkSpec.model_validate(state.spec)
+    link = _of_backend(spec, state)
+    link.shape = LinkShape.from_json(state.shape)
+    return link

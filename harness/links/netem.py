@@ -28,7 +28,7 @@ class NetemLink(VethLink):
     def _shape(self, index: int, shape: Shape) -> None:
         self.state.description = "network namespaces + veth + netem: " + self.shape.describe()
         where = ["dev", self._interface(index), "root"]
-        verb = "change" if self._readers else "add"
+        verb = "change" if self._configured else "add"
         self._tc(index, "qdisc", verb, *where, "netem", *netem_words(shape))
         listed = json.loads(self._tc(index, "-j", "qdisc", "show", *where))
         complaint = disagreement(listed[0].get("options", {}) if listed else {}, shape)

@@ -73,6 +73,8 @@ class VethLink(NamespaceLink):
     def __init__(self, spec: LinkSpec, state: LinkState) -> None:
         super().__init__(spec, state)
         self._readers: list[QdiscReader] = []
+        #: Whether both ends have their qdisc, so that a shape is a change.
+        self._configured = False
         self._carried = [Counters(), Counters()]
         self._last = [Counters(), Counters()]
 
@@ -82,8 +84,7 @@ class VethLink(NamespaceLink):
         await asyncio.to_thread(self._configure_interfaces)
         for index in (0, 1):
             await asyncio.to_thread(self._shape, index, self._direction_shape(index))
-            path = str(NETNS_DIR / self._namespace(index))
-            self._readers.append(QdiscReader(path, self._interface(index)))
+        self._configured = True
 
     async def _destroy(self) -> None:
         for reader in self._readers:
@@ -119,6 +120,10 @@ class VethLink(NamespaceLink):
         await asyncio.to_thread(self.state.save)
 
     def read_counters(self) -> tuple[Counters, Counters]:
+        if not self._readers:
+            for index in (0, 1):
+                path = str(NETNS_DIR / self._namespace(index))
+                self._readers.append(QdiscReader(path, self._interface(index)))
         for index, reader in enumerate(self._readers):
             raw = reader.read()
             if raw is not None:

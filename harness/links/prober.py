@@ -22,7 +22,9 @@ from typing import Any
 _BLOCK_BYTES = 1 << 18
 _DATAGRAM_BYTES = 200
 _UDP_OVERHEAD_BYTES = 42
+_BATCH_DATAGRAMS = 500
 _TCP_CONGESTION = 13
+_SO_RCVBUFFORCE = 33
 
 
 def serve(host: str) -> None:
@@ -66,32 +68,22 @@ def _sink(connection: socket.socket, warm_up_s: float, duration_s: float) -> dic
 
 
 def _count_datagrams(connection: socket.socket, host: str) -> None:
-    """Tell the client a UDP port, count distinct datagrams until it says that it has sent all."""
-    receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
-    receiver.bind((host, 0))
-    receiver.settimeout(0.05)
-    connection.sendall(json.dumps({"port": receiver.getsockname()[1]}).encode() + b"\n")
-    seen: set[bytes] = set()
-    ended = threading.Event()
+    """Tell the client a UDP port; at each `sync` line answer how many datagrams have come so far.
 
-    def count() -> None:
-        while True:
-            try:
-                seen.add(receiver.recv(2048)[:8])
-            except TimeoutError:
-                if ended.is_set():
-                    return
-
-    counting = threading.Thread(target=count)
-    counting.start()
-    _read_line(connection)
-    # The last datagrams may still be on their way.
-    time.sleep(0.5)
-    ended.set()
-    counting.join()
-    receiver.close()
-    connection.sendall(json.dumps({"received": len(seen)}).encode() + b"\n")
+    A link keeps order, so when a `sync` arrives, what was sent before it waits here or is lost.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        with contextlib.suppress(OSError):
+            receiver.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 1 << 23)
+        receiver.bind((host, 0))
+        receiver.setblocking(False)
+        connection.sendall(json.dumps({"port": receiver.getsockname()[1]}).encode() + b"\n")
+        received = 0
+        while _read_line(connection):
+            with contextlib.suppress(BlockingIOError):
+                while receiver.recv(2048):
+                    received += 1
+            connection.sendall(json.dumps({"received": received}).encode() + b"\n")
 
 
 def drive(host: str, port: int, plan: dict[str, Any]) -> dict[str, Any]:
@@ -166,20 +158,24 @@ def measure_goodput(
 
 
 def measure_loss(host: str, port: int, packets: int, rate_bps: float) -> float:
-    """Share of `packets` small datagrams, paced to `rate_bps` of frames, that did not arrive."""
+    """Share of `packets` small datagrams, paced to `rate_bps` of frames, that did not arrive.
+
+    After each batch the receiver is asked to empty its socket, so that none is lost there.
+    """
     connection = _connect(host, port, {"mode": "datagrams"})
+    received = 0
     with connection, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         target = (host, json.loads(_read_line(connection))["port"])
         gap_s = (_DATAGRAM_BYTES + _UDP_OVERHEAD_BYTES) * 8 / rate_bps
-        began_s = time.monotonic()
-        padding = bytes(_DATAGRAM_BYTES - 8)
-        for index in range(packets):
-            due_s = began_s + index * gap_s
-            if index % 16 == 0 and (early_s := due_s - time.monotonic()) > 0:
-                time.sleep(early_s)
-            sender.sendto(index.to_bytes(8, "big") + padding, target)
-        connection.sendall(b"done\n")
-        received = json.loads(_read_line(connection))["received"]
+        datagram = bytes(_DATAGRAM_BYTES)
+        for first in range(0, packets, _BATCH_DATAGRAMS):
+            began_s = time.monotonic()
+            for index in range(min(_BATCH_DATAGRAMS, packets - first)):
+                if index % 16 == 0 and (early_s := began_s + index * gap_s - time.monotonic()) > 0:
+                    time.sleep(early_s)
+                sender.sendto(datagram, target)
+            connection.sendall(b"sync\n")
+            received = json.loads(_read_line(connection))["received"]
     return 1 - received / packets
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from harness.links.netns import VethLink, gso_segments
-from harness.links.shape import FRAME_BYTES, Shape
+from harness.links.shape import FRAME_BYTES, LinkShape, Shape
 from harness.links.spec import LinkSpec
 from harness.links.state import LinkError, LinkState
 
@@ -27,8 +27,8 @@ class TbfLink(VethLink):
     def _shape(self, index: int, shape: Shape) -> None:
         interface = self._interface(index)
         if index == 0:
-            self.state.description = describe(self._qdisc, self.shape.forward)
-        if self._readers:
+            self.state.description = describe(self._qdisc, self.shape)
+        if self._configured:
             self.read_counters()
         if shape.down:
             self._tc(index, *f"qdisc replace dev {interface} root pfifo limit 0".split())
@@ -63,13 +63,14 @@ def burst_bytes(shape: Shape) -> int:
     return max(gso_segments(shape) * FRAME_BYTES, 2 * FRAME_BYTES, int(shape.rate_bps / 8 * 1e-3))
 
 
-def describe(qdisc: str, shape: Shape) -> str:
-    text = f"network namespaces + veth + {qdisc}: rate {shape.rate_bps / 1e9:g} Gbit/s only"
+def describe(qdisc: str, shape: LinkShape) -> str:
+    forward = shape.forward
+    text = f"network namespaces + veth + {qdisc}: rate {forward.rate_bps / 1e9:g} Gbit/s only"
     missing = []
-    if shape.delay_s:
-        missing.append(f"delay {shape.delay_s * 1e3:g} ms")
-    if shape.jitter_s:
-        missing.append(f"jitter {shape.jitter_s * 1e3:g} ms")
-    if not shape.loss.lossless:
-        missing.append(f"loss {shape.loss.mean:.3%}")
+    if shape.rtt_s:
+        missing.append(f"rtt {shape.rtt_s * 1e3:g} ms")
+    if forward.jitter_s:
+        missing.append(f"jitter {forward.jitter_s * 1e3:g} ms")
+    if not forward.loss.lossless:
+        missing.append(f"loss {forward.loss.mean:.3%}")
     return text + (f"; NOT applied: {', '.join(missing)}" if missing else "")

@@ -21,9 +21,9 @@ HANDLING_S = 0.1e-3
 class Wire(Generic[T]):
     """A drop-tail queue, a serialiser at `rate_bps` and a delay line, in this order.
 
-    `handling_s` is what the emulator's own wake-ups add to each item on an idle host; it is taken off
-    the delay, so that the delay that packets see is the specified one.
-    Items keep their order, whatever the jitter. The queue's bound leaves out the item on the wire.
+    `handling_s` is what the emulator's own wake-ups add to each item on an idle host; it is taken
+    off the delay, so that the delay that packets see is the specified one.
+    Items keep their order, whatever the jitter. The queue does not count the item on the wire.
     """
 
     __slots__ = (
