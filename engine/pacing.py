@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -153,19 +155,23 @@ class Timeline:
         """When the next job starts: where the last one ended if it was `queued` then, else now."""
         return self._end_s if queued and self._end_s > float("-inf") else max(now_s, self._end_s)
 
-    def end(self, start_s: float, duration_s: float, computed_s: float) -> tuple[float, float]:
-        """The modelled end of a job whose computing was done at `computed_s`, and how many times
-        the modelled duration it took if that was an overrun (else 0).
-        """
+    def end(self, start_s: float, duration_s: float) -> float:
+        """The modelled end of the job that starts at `start_s`."""
         self._end_s = start_s + duration_s
+        return self._end_s
+
+    def judge(self, end_s: float, modelled_s: float, computed_s: float) -> float:
+        """How many times `modelled_s` a job took that was to end at `end_s` and was computed at
+        `computed_s`, if that was an overrun; else 0.
+        """
         self.overruns.jobs += 1
-        late_s = computed_s - self._end_s
-        if late_s <= max(OVERRUN_S, OVERRUN_SHARE * duration_s):
-            return self._end_s, 0.0
-        ratio = (computed_s - start_s) / duration_s if duration_s > 0 else float("inf")
+        late_s = computed_s - end_s
+        if late_s <= max(OVERRUN_S, OVERRUN_SHARE * modelled_s):
+            return 0.0
+        ratio = 1 + late_s / modelled_s if modelled_s > 0 else float("inf")
         self.overruns.count += 1
         self.overruns.worst = max(self.overruns.worst, ratio)
-        return self._end_s, ratio
+        return ratio
 
 
 def layer_due_s(start_s: float, duration_s: float, layer: int, layers: int) -> float:
@@ -174,12 +180,14 @@ def layer_due_s(start_s: float, duration_s: float, layer: int, layers: int) -> f
 
 
 async def sleep_until(when_s: float) -> None:
-    """Sleep on the running loop's clock, never waking early: uvloop's timers round to 1 ms."""
-    loop = asyncio.get_running_loop()
-    left_s = when_s - loop.time()
+    """Sleep until CLOCK_MONOTONIC reads `when_s`: never wakes early, and idle by about 1 ms late.
+
+    uvloop's timers round to whole milliseconds, and its clock stands still within a turn.
+    """
+    left_s = when_s - time.monotonic()
     while left_s > 0:
-        await asyncio.sleep(left_s)
-        left_s = when_s - loop.time()
+        await asyncio.sleep(math.ceil(left_s * 1e3) * 1e-3)
+        left_s = when_s - time.monotonic()
 
 
 def _object(value: object, where: str, required: set[str], optional: set[str]) -> Mapping[str, Any]:

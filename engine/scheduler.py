@@ -93,27 +93,25 @@ class Scheduler:
         if not sequence.in_step:
             self._end(sequence, "cancelled")
 
-    def schedule(self, tick: int = 0) -> Step:
-        """The next step (no items: nothing can run now).
+    def schedule(self, tick: int = 0, computing: bool = False) -> Step:
+        """The next step (no items: nothing can run now; none either while one is `computing`).
 
         With `phases` = k, a sequence admitted at tick t gets a decode token every k ticks from
         there. A token then stands for many steps of the modelled system, and a sequence need not
-        wait for a whole one to be admitted. As soon as one sequence needs its token, those of all
-        are computed, each within its own k ticks, so that the batch stays whole.
+        wait for a whole one to be admitted. Half of its k ticks before a sequence's token is due,
+        those of all are computed, each within its own k ticks, so that batches stay whole.
         """
         limits = self.limits
         items: list[Item] = []
-        due: list[Sequence] = []
         admitted: list[Sequence] = []
-        budget = limits.step_tokens
+        budget = 0 if computing else limits.step_tokens
         preemptions = self.preemptions
         decoding = [sequence for sequence in self.running if sequence.decoding]
-        phase = tick % limits.phases
-        if any(sequence.phase == phase and sequence.ahead < 0 for sequence in decoding):
-            for sequence in decoding:
-                if sequence.ahead < 0:
-                    budget -= self._add_token(sequence, items)
-        due += (s for s in decoding if s.phase == phase and s.lease is not None)
+        pending = [] if computing else [s for s in decoding if s.ahead < 0]
+        if any(self._due_in(sequence, tick) <= limits.phases // 2 for sequence in pending):
+            for sequence in pending:
+                budget -= self._add_token(sequence, items)
+        due = [s for s in decoding if s.lease is not None and not self._due_in(s, tick)]
         for sequence in self.running:
             if not sequence.decoding:
                 budget -= self._add_chunk(sequence, budget, items)
@@ -139,13 +137,16 @@ class Scheduler:
                 due.append(item.sequence)
         return Step(items, due, admitted)
 
-    def complete(self, step: Step, tokens: Iterable[int]) -> list[Sequence]:
-        """The step has run and `tokens` were sampled, one for each item that samples, in order.
+    def late(self, tick: int) -> bool:
+        """Whether a token due when this tick ends is neither computed nor being computed."""
+        return any(
+            s.decoding and s.ahead < 0 and not s.in_step and not self._due_in(s, tick)
+            for s in self.running
+        )
 
-        Returns the sequences that got one (the last of its `tokens`); `finish` says which ended.
-        """
+    def absorb(self, step: Step, tokens: Iterable[int]) -> None:
+        """The step has run and `tokens` were sampled, one for each item that samples, in order."""
         sampled = iter(tokens)
-        fed: list[Sequence] = []
         for item in step.items:
             sequence = item.sequence
             lease = sequence.lease
@@ -164,6 +165,13 @@ class Scheduler:
             sequence.ahead = token
             if sequence.cancelled:
                 self._end(sequence, "cancelled")
+
+    def deliver(self, step: Step) -> list[Sequence]:
+        """Hand out the tokens that are due.
+
+        Returns the sequences that got one (the last of its `tokens`); `finish` says which ended.
+        """
+        fed: list[Sequence] = []
         for sequence in step.due:
             token, sequence.ahead = sequence.ahead, -1
             if sequence.finish or token < 0:
@@ -176,12 +184,21 @@ class Scheduler:
                 self._end(sequence, "length")
         return fed
 
+    def complete(self, step: Step, tokens: Iterable[int]) -> list[Sequence]:
+        """`absorb` and `deliver`, where steps are not ahead of what is due."""
+        self.absorb(step, tokens)
+        return self.deliver(step)
+
     def abort(self, step: Step) -> None:
         """The step failed: its sequences end, and what they computed is not shared."""
         for item in step.items:
             item.sequence.in_step = False
             item.sequence.hand_over = False
             self._end(item.sequence, "error")
+
+    def _due_in(self, sequence: Sequence, tick: int) -> int:
+        """Ticks before the one at whose end the sequence's next token is due."""
+        return (sequence.phase - tick) % self.limits.phases
 
     # -- memory
 

@@ -33,8 +33,8 @@ class Job:
     """One sequence in the engine's hands, and what its owner may wait for. One owner, one waiter.
 
     `started_s` and `duration_s` (modelled; 0 without pacing) are of the step that ends the
-    prompt; `layers` counts the layers of it whose cache is written. `times_s` are those of
-    generated tokens.
+    prompt; `layers` counts the layers of it whose cache is written. Its last step was computed at
+    `computed_s`; `times_s` are those of generated tokens.
     """
 
     sequence: Sequence
@@ -43,6 +43,7 @@ class Job:
     started_s: float | None = None
     duration_s: float = 0.0
     compute_s: float = 0.0
+    computed_s: float = 0.0
     layers: int = 0
     times_s: list[float] = field(default_factory=list)
     error: WorkerError | None = None
@@ -85,6 +86,7 @@ class EngineLoop:
         self.busy_s = 0.0
         self._runner = runner
         self._jobs: dict[Sequence, Job] = {}
+        self._computing: asyncio.Future[None] | None = None
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "engine", _limit_threads, (threads,))
 
@@ -110,10 +112,14 @@ class EngineLoop:
         """Until cancelled."""
         tick = 0
         queued = False
+        scheduler = self.scheduler
         try:
             while True:
-                step = self.scheduler.schedule(tick)
-                if not step.items and not (self.pacing is not None and self.scheduler.running):
+                if self._computing is not None and scheduler.late(tick):
+                    await self._computing
+                step = scheduler.schedule(tick, computing=self._computing is not None)
+                busy = step.items or self._computing is not None
+                if not busy and not (self.pacing is not None and scheduler.running):
                     queued = False
                     self._wake.clear()
                     await self._wake.wait()
@@ -126,11 +132,11 @@ class EngineLoop:
             self._thread.shutdown(wait=False)
 
     async def _run_step(self, step: Step, queued: bool) -> None:
-        loop = asyncio.get_running_loop()
+        pacing, phases = self.pacing, self.scheduler.limits.phases
         now_s = time.monotonic()
-        start_s = now_s if self.pacing is None else self.timeline.begin(now_s, queued)
-        duration_s = 0.0 if self.pacing is None else self._modelled_s(step, self.pacing)
-        pushing: list[Job] = []
+        start_s = now_s if pacing is None else self.timeline.begin(now_s, queued)
+        duration_s = 0.0 if pacing is None else self._modelled_s(step, pacing)
+        prompts = [item.sequence for item in step.items if not item.sequence.decoding]
         for sequence in step.admitted:
             job = self._jobs[sequence]
             if job.admitted_s is None:
@@ -141,9 +147,32 @@ class EngineLoop:
             if item.samples and job.started_s is None:
                 job.started_s = max(start_s, job.submitted_s)
                 job.duration_s = duration_s
-                if item.sequence.hand_over:
-                    pushing.append(job)
                 job.notify()
+        if step.items:
+            self._computing = asyncio.ensure_future(self._compute(step))
+            if phases == 1 or prompts:
+                await self._computing
+        if pacing is not None:
+            end_s = self.timeline.end(start_s, duration_s)
+            await sleep_until(end_s)
+            if self._computing is not None and any(s.in_step for s in step.due):
+                await self._computing
+            self._judge(step, end_s, duration_s if prompts else duration_s * phases)
+        now_s = time.monotonic()
+        for sequence in self.scheduler.deliver(step):
+            self._jobs[sequence].times_s.append(now_s)
+        for sequence in step.due:
+            if sequence in self._jobs:
+                self._settle(self._jobs[sequence])
+
+    async def _compute(self, step: Step) -> None:
+        """Run a step in the thread, and take its results over."""
+        loop = asyncio.get_running_loop()
+        pushing = [
+            self._jobs[item.sequence]
+            for item in step.items
+            if item.samples and item.sequence.hand_over
+        ]
 
         def layer_written(layer: int) -> None:
             for job in pushing:
@@ -153,39 +182,44 @@ class EngineLoop:
         def on_layer(layer: int) -> None:
             loop.call_soon_threadsafe(layer_written, layer)
 
-        tokens: list[int] = []
-        if step.items:
-            try:
-                tokens, compute_s = await loop.run_in_executor(
-                    self._thread, self._execute, step, on_layer if pushing else None
-                )
-            except Exception as error:
-                log.exception("a step of %d sequences failed", len(step.items))
-                self._fail(step, error)
-                return
-            self.busy_s += compute_s
+        try:
+            tokens, began_s, done_s = await loop.run_in_executor(
+                self._thread, self._execute, step, on_layer if pushing else None
+            )
+        except Exception as error:
+            log.exception("a step of %d sequences failed", len(step.items))
+            self.scheduler.abort(step)
             for item in step.items:
-                self._jobs[item.sequence].compute_s += compute_s
-        if self.pacing is not None:
-            end_s, ratio = self.timeline.end(start_s, duration_s, time.monotonic())
-            if ratio:
-                for sequence in step.due:
-                    sequence.overruns += 1
-                    sequence.worst_overrun = max(sequence.worst_overrun, ratio)
-            await sleep_until(end_s)
-        now_s = time.monotonic()
-        for sequence in self.scheduler.complete(step, tokens):
-            self._jobs[sequence].times_s.append(now_s)
-        for sequence in {item.sequence for item in step.items}.union(step.due):
-            if sequence in self._jobs:
-                self._settle(self._jobs[sequence])
+                self._jobs[item.sequence].error = ComputeFailed(f"{type(error).__name__}: {error}")
+        else:
+            self.busy_s += done_s - began_s
+            for item in step.items:
+                job = self._jobs[item.sequence]
+                job.compute_s += done_s - began_s
+                job.computed_s = done_s
+            self.scheduler.absorb(step, tokens)
+        finally:
+            self._computing = None
+            for item in step.items:
+                self._settle(self._jobs[item.sequence])
 
     def _execute(
         self, step: Step, on_layer: Callable[[int], None] | None
-    ) -> tuple[list[int], float]:
+    ) -> tuple[list[int], float, float]:
         began_s = time.monotonic()
         tokens = self._runner.execute(step, on_layer)
-        return tokens, time.monotonic() - began_s
+        return tokens, began_s, time.monotonic()
+
+    def _judge(self, step: Step, end_s: float, modelled_s: float) -> None:
+        """Count what was to be computed at `end_s` and was not."""
+        for sequence in step.due:
+            job = self._jobs.get(sequence)
+            if job is None or sequence.ahead < 0:
+                continue
+            ratio = self.timeline.judge(end_s, modelled_s, job.computed_s)
+            if ratio:
+                sequence.overruns += 1
+                sequence.worst_overrun = max(sequence.worst_overrun, ratio)
 
     def _modelled_s(self, step: Step, pacing: Pacing) -> float:
         """A tick of decode, if any sequence decodes, and the prompts computed beside it."""
@@ -198,13 +232,6 @@ class EngineLoop:
         return duration_s + sum(
             _prefill_s(item, pacing) for item in step.items if not item.sequence.decoding
         )
-
-    def _fail(self, step: Step, error: Exception) -> None:
-        jobs = [self._jobs[item.sequence] for item in step.items]
-        self.scheduler.abort(step)
-        for job in jobs:
-            job.error = ComputeFailed(f"{type(error).__name__}: {error}")
-            self._settle(job)
 
     def _settle(self, job: Job) -> None:
         """Tell the owner; forget the job once it has ended and no step computes it."""

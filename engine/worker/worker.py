@@ -20,7 +20,7 @@ from engine.transport.settings import Settings
 from engine.worker.arrivals import Arrivals
 from engine.worker.courier import Courier, Delivery
 from engine.worker.engine import EngineLoop, Job
-from engine.worker.errors import NotReady, Rejected
+from engine.worker.errors import Cancelled, NotReady, Rejected
 from engine.worker.loading import LoadedEngine
 from engine.worker.messages import DecodeRequest, Key, PrefillRequest
 from engine.worker.options import WorkerOptions
@@ -107,6 +107,7 @@ class Worker:
             ),
         )
         self.jobs: dict[Key, Job] = {}
+        self._deliveries: dict[Key, asyncio.Future[Delivery]] = {}
         self._running: asyncio.Task[None] | None = None
 
     async def start(self, on_crash: Callable[[BaseException], None]) -> None:
@@ -149,11 +150,14 @@ class Worker:
             raise Rejected(f"{request.key.request_id} attempt {request.key.attempt} is in hand")
         job = self._submit(sequence)
         self.jobs[request.key] = job
+        deliver = (
+            self._keep(request, job)
+            if request.destination is None
+            else self.courier.send(request, job, request.destination)
+        )
+        self._deliveries[request.key] = delivering = asyncio.ensure_future(deliver)
         try:
-            if request.destination is None:
-                delivery = await self._keep(request, job)
-            else:
-                delivery = await self.courier.send(request, job, request.destination)
+            delivery = await delivering
             self.counters.prefills += 1
             self.counters.overrun_requests += sequence.overruns > 0
             return PrefillResult(
@@ -166,11 +170,17 @@ class Worker:
                 overrun=sequence.worst_overrun,
                 cached_tokens=self._system_tokens(request, delivery.reused_tokens),
             )
-        except BaseException as error:
-            self._count_failure(error)
+        except asyncio.CancelledError:
+            self.counters.cancelled += 1
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise Cancelled(f"{request.key.request_id} was abandoned") from None
+        except Exception:
+            self.counters.failed += 1
             raise
         finally:
-            del self.jobs[request.key]
+            del self.jobs[request.key], self._deliveries[request.key]
             self._release(job)
 
     async def _keep(self, request: PrefillRequest, job: Job) -> Delivery:
@@ -237,8 +247,11 @@ class Worker:
             self.counters.decodes += 1
             self.counters.tokens += sequence.generated
             self.counters.overrun_requests += sequence.overruns > 0
-        except BaseException as error:
-            self._count_failure(error)
+        except (asyncio.CancelledError, GeneratorExit, Cancelled):
+            self.counters.cancelled += 1
+            raise
+        except Exception:
+            self.counters.failed += 1
             raise
         finally:
             if job is None:
@@ -249,7 +262,10 @@ class Worker:
 
     def abandon(self, key: Key) -> None:
         """Drop whatever is held or under way for this attempt, and refuse it if it comes later."""
-        if (job := self.jobs.get(key)) is not None:
+        if (delivering := self._deliveries.get(key)) is not None:
+            # Ends the transfer first: until then the data plane reads this job's memory.
+            delivering.cancel()
+        elif (job := self.jobs.get(key)) is not None:
             self.loop.cancel(job)
         self.arrivals.abandon(key)
 
@@ -352,12 +368,6 @@ class Worker:
     def _memory_freed(self) -> None:
         self._activity.set()
         self.loop.kick()
-
-    def _count_failure(self, error: BaseException) -> None:
-        if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
-            self.counters.cancelled += 1
-        else:
-            self.counters.failed += 1
 
     def _system_tokens(self, request: PrefillRequest, engine_tokens: int) -> int:
         """Engine tokens as tokens of the modelled system."""

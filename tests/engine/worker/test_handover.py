@@ -242,6 +242,12 @@ async def test_abandon_ends_work_in_hand_and_refuses_late_arrivals(start_worker,
     with pytest.raises(TransferFailed, match="abandoned"):
         await p.prefill(asks("late", prompt_of(40), d))
     await p.prefill(asks("s", prompt_of(40), d))
+    prefilling = asyncio.create_task(p.prefill(asks("long", prompt_of(900), d)))
+    await asyncio.sleep(0.01)
+    p.abandon(Key("long", 1))
+    d.abandon(Key("long", 1))
+    with pytest.raises(Cancelled):
+        await prefilling
     decoding = asyncio.create_task(decode(d, "s", 500))
     await asyncio.sleep(0.05)
     d.abandon(Key("s", 1))
