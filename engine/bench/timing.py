@@ -1,0 +1,42 @@
+"""Times of alternatives, taken in turns so that a disturbance meets all of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """`best_s` is what the code can do, `median_s` what it did on this machine as loaded."""
+
+    best_s: float
+    median_s: float
+    runs: int
+
+    def ratio_to(self, other: Timing) -> float:
+        """How many times as long `other` took, best against best."""
+        return other.best_s / self.best_s
+
+
+def in_turns(
+    cases: Mapping[str, Callable[[], object]], seconds: float = 2.0, least_runs: int = 3
+) -> dict[str, Timing]:
+    """Run each case once to warm up, then all in turns until `seconds` have passed and each ran
+    `least_runs` times."""
+    for case in cases.values():
+        case()
+    taken: dict[str, list[float]] = {name: [] for name in cases}
+    rounds, end = 0, time.perf_counter() + seconds
+    while rounds < least_runs or time.perf_counter() < end:
+        for name, case in cases.items():
+            begin = time.perf_counter()
+            case()
+            taken[name].append(time.perf_counter() - begin)
+        rounds += 1
+    return {
+        name: Timing(min(times), statistics.median(times), len(times))
+        for name, times in taken.items()
+    }
