@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from enum import IntEnum
 from typing import Protocol
 
@@ -15,6 +16,11 @@ class Phase(IntEnum):
     BACKLOG = 3  # all it can get: produced bytes wait
     SENT = 4  # nothing: the last byte has left
     ENDED = 5  # nothing: delivered or aborted
+
+
+# Looked up several times an event; an enumeration's attributes are slow to find.
+_IDLE, _PACED, _BACKLOG = Phase.IDLE, Phase.PACED, Phase.BACKLOG
+_NEVER = float("inf")
 
 
 class FlowOwner(Protocol):
@@ -48,8 +54,8 @@ class Flow:
         "sent",
         "sent_s",
         "since_s",
+        "timer",
         "total",
-        "version",
     )
 
     def __init__(
@@ -64,7 +70,7 @@ class Flow:
         self.base = self.pace = self.lump = 0.0
         self.sent = self.rate = 0.0
         self.sent_s = self.delivered_s = float("nan")
-        self.version = 0
+        self.timer: asyncio.TimerHandle | None = None
         self.rates: list[tuple[float, float]] | None = None
 
     def produced(self, now_s: float) -> float:
@@ -110,14 +116,14 @@ class Flow:
     def next_change_s(self, now_s: float) -> float:
         """When the phase changes at the present rate; infinite if only others can change it."""
         phase = self.phase
-        if phase is Phase.PACED:
+        if phase is _PACED:
             return self.end_s
-        if phase is Phase.IDLE:
+        if phase is _IDLE:
             if now_s < self.begin_s and self.pace > 0.0:
                 return self.begin_s
-            return self.end_s if now_s < self.end_s else float("inf")
-        if phase is not Phase.BACKLOG or self.rate <= 0.0:
-            return float("inf")
+            return self.end_s if now_s < self.end_s else _NEVER
+        if phase is not _BACKLOG or self.rate <= 0.0:
+            return _NEVER
         rate, waiting = self.rate, self.backlog(now_s)
         if now_s < self.begin_s:
             empty_s = now_s + waiting / rate

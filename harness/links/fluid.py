@@ -12,13 +12,17 @@ Slow start is not modelled: flows run on connections that stay open.
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from harness.links.fair_share import water_level
 from harness.links.flow import Flow, FlowOwner, Phase
 from harness.ports import LinkSignals
+
+# Looked up several times an event; an enumeration's attributes are slow to find.
+_HELD, _IDLE, _PACED, _BACKLOG = Phase.HELD, Phase.IDLE, Phase.PACED, Phase.BACKLOG
+_SENT, _ENDED = Phase.SENT, Phase.ENDED
+_NEVER = float("inf")
 
 #: Relative slack within which demands count as fitting the capacity.
 _FITS = 1.0 + 1e-12
@@ -110,13 +114,11 @@ class FluidLink:
         self._backlogged: dict[Flow, None] = {}
         self._paced_sum = 0.0
         self._cap_sum = 0.0
+        #: No paced flow is faster than this.
+        self._fastest_pace = 0.0
         self._all_satisfied = True
         self._ended_bytes = 0.0
 
-        self._events: list[tuple[float, int, Flow, int]] = []
-        self._event_count = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = float("inf")
         self._sampled_bytes = 0.0
         self._sampled_s = self._origin_s
         self._sampling = False
@@ -147,22 +149,22 @@ class FluidLink:
         """
         now_s = self._loop.time()
         flow.set_production(now_s, begin_s, end_s, paced_bytes, lump_bytes)
-        if flow.phase < Phase.SENT:
+        if flow.phase < _SENT:
             self._classify(flow, now_s)
 
     def release(self, flow: Flow) -> None:
         """The destination has granted memory: a held flow may send."""
-        if flow.phase is Phase.HELD:
-            flow.phase = Phase.IDLE
+        if flow.phase is _HELD:
+            flow.phase = _IDLE
             self._classify(flow, self._loop.time())
 
     def abort(self, flow: Flow) -> None:
         """Drop `flow` without telling its owner. Idempotent."""
-        if flow.phase is Phase.ENDED:
+        if flow.phase is _ENDED:
             return
         now_s = self._loop.time()
         flow.settle(now_s)
-        self._enter(flow, Phase.ENDED, now_s)
+        self._enter(flow, _ENDED, now_s)
         self._ended_bytes += flow.sent
         del self._flows[flow]
 
@@ -221,47 +223,48 @@ class FluidLink:
 
     def _classify(self, flow: Flow, now_s: float) -> None:
         """Put `flow` into the phase that its production and its sent bytes call for."""
-        if flow.phase is Phase.HELD:
+        if flow.phase is _HELD:
             return
         flow.settle(now_s)
         waiting = flow.produced(now_s) - flow.sent
         if waiting > _NO_BYTES:
-            phase = Phase.BACKLOG
+            phase = _BACKLOG
         elif now_s >= flow.end_s and flow.produced(now_s) >= flow.total * (1.0 - 1e-9):
             self._sent(flow, now_s)
             return
         elif flow.pace > 0.0 and flow.begin_s <= now_s < flow.end_s:
-            phase = Phase.PACED if flow.pace <= flow.cap else Phase.BACKLOG
+            phase = _PACED if flow.pace <= flow.cap else _BACKLOG
         else:
-            phase = Phase.IDLE
+            phase = _IDLE
         self._enter(flow, phase, now_s)
 
     def _enter(self, flow: Flow, phase: Phase, now_s: float) -> None:
         """`flow`, settled until now, is in `phase` from now on; all rates follow."""
         before = flow.phase
-        if before is Phase.BACKLOG:
+        if before is _BACKLOG:
             del self._backlogged[flow]
             self._cap_sum = self._cap_sum - flow.cap if self._backlogged else 0.0
-        elif before is Phase.PACED:
+        elif before is _PACED:
             del self._paced[flow]
             # A paced flow is sent exactly at its pace, so its rate is what it added to the sum.
             self._paced_sum = self._paced_sum - flow.rate if self._paced else 0.0
         flow.phase = phase
-        if phase is Phase.BACKLOG:
+        if phase is _BACKLOG:
             self._backlogged[flow] = None
             self._cap_sum += flow.cap
             demand = flow.cap
-        elif phase is Phase.PACED:
+        elif phase is _PACED:
             self._paced[flow] = None
-            self._paced_sum += flow.pace
             demand = flow.pace
+            self._paced_sum += demand
+            if demand > self._fastest_pace:
+                self._fastest_pace = demand
         else:
             demand = 0.0
         fits = self._paced_sum + self._cap_sum <= self._rate * _FITS
-        self._set_rate(flow, demand if fits or phase is not Phase.BACKLOG else 0.0, now_s)
+        self._set_rate(flow, demand if fits or phase is not _BACKLOG else 0.0, now_s)
         if not (fits and self._all_satisfied):
             self._share_out(now_s)
-        self._arm()
 
     def _share_out(self, now_s: float) -> None:
         """Give every flow its max-min share."""
@@ -270,25 +273,25 @@ class FluidLink:
             for flow in self._backlogged:
                 if flow.rate != flow.cap:
                     self._set_rate(flow, flow.cap, now_s)
-            self._arm()
             return
         self._all_satisfied = False
         caps = [flow.cap for flow in self._backlogged]
         level = water_level(max(0.0, self._rate - self._paced_sum), caps)
-        if self._paced and max(flow.pace for flow in self._paced) > level:
+        if self._fastest_pace > level:
+            self._fastest_pace = max((flow.pace for flow in self._paced), default=0.0)
+        if self._fastest_pace > level:
             level = water_level(self._rate, caps + [flow.pace for flow in self._paced])
             for flow in [flow for flow in self._paced if flow.pace > level]:
                 flow.settle(now_s)
                 del self._paced[flow]
                 self._paced_sum = self._paced_sum - flow.pace if self._paced else 0.0
-                flow.phase = Phase.BACKLOG
+                flow.phase = _BACKLOG
                 self._backlogged[flow] = None
                 self._cap_sum += flow.cap
         for flow in self._backlogged:
             rate = min(flow.cap, level)
             if rate != flow.rate:
                 self._set_rate(flow, rate, now_s)
-        self._arm()
 
     def _set_rate(self, flow: Flow, rate: float, now_s: float) -> None:
         flow.settle(now_s)
@@ -297,65 +300,41 @@ class FluidLink:
             self._start_sampling(now_s)
         if flow.rates is not None:
             flow.note_rate(now_s, rate)
-        flow.version += 1
+        if flow.timer is not None:
+            flow.timer.cancel()
+            flow.timer = None
         when_s = flow.next_change_s(now_s)
-        if when_s != float("inf"):
-            self._push(when_s, flow)
+        if when_s != _NEVER:
+            flow.timer = self._loop.call_at(when_s, self._on_change_due, flow)
 
     # Events -------------------------------------------------------------------------------------
 
-    def _push(self, when_s: float, flow: Flow) -> None:
-        self._event_count += 1
-        heapq.heappush(self._events, (when_s, self._event_count, flow, flow.version))
-
-    def _arm(self) -> None:
-        """Set the timer for the earliest event; a timer that is set earlier than that may stay."""
-        events = self._events
-        while events and events[0][3] != events[0][2].version:
-            heapq.heappop(events)
-        if events and events[0][0] < self._timer_s:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_s = events[0][0]
-            self._timer = self._loop.call_at(self._timer_s, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._timer_s = float("inf")
+    def _on_change_due(self, flow: Flow) -> None:
+        """The phase of `flow` changes now: all that was produced has left, or more is produced."""
+        flow.timer = None
         now_s = self._loop.time()
-        events = self._events
-        while events and events[0][0] <= now_s:
-            _, _, flow, version = heapq.heappop(events)
-            if version == flow.version:
-                self._on_event(flow, now_s)
-        self._arm()
-
-    def _on_event(self, flow: Flow, now_s: float) -> None:
         phase = flow.phase
-        if phase is Phase.SENT:
-            self._deliver(flow, now_s)
-            return
-        if phase is not Phase.IDLE:
-            # At each such event all that was produced has left, apart from a lump that comes now.
-            lump = flow.lump if phase is Phase.PACED else 0.0
-            flow.sent = flow.produced(now_s) - lump
-            flow.since_s = now_s
+        if phase is _PACED:
+            # All but the lump, which comes now.
+            flow.sent = flow.produced(now_s) - flow.lump
+        elif phase is _BACKLOG:
+            flow.sent = flow.produced(now_s)
+        flow.since_s = now_s
         self._classify(flow, now_s)
 
     def _sent(self, flow: Flow, now_s: float) -> None:
         flow.sent = flow.total
         flow.sent_s = now_s
-        self._enter(flow, Phase.SENT, now_s)
+        self._enter(flow, _SENT, now_s)
         if self._delay_s > 0.0:
-            self._push(now_s + self._delay_s, flow)
-            self._arm()
+            flow.timer = self._loop.call_at(now_s + self._delay_s, self._deliver, flow)
         else:
-            self._deliver(flow, now_s)
+            self._deliver(flow)
 
-    def _deliver(self, flow: Flow, now_s: float) -> None:
-        flow.phase = Phase.ENDED
-        flow.version += 1
-        flow.delivered_s = now_s
+    def _deliver(self, flow: Flow) -> None:
+        flow.phase = _ENDED
+        flow.timer = None
+        flow.delivered_s = self._loop.time()
         self._ended_bytes += flow.total
         del self._flows[flow]
         if self._on_flow is not None:
@@ -372,7 +351,12 @@ class FluidLink:
 
     def _sample(self) -> None:
         now_s = self._loop.time()
-        sent = self._ended_bytes + sum(flow.sent_at(now_s) for flow in self._flows)
+        sent, backlog, moving = self._ended_bytes, 0.0, False
+        for flow in self._flows:
+            flow_sent = flow.sent + flow.rate * (now_s - flow.since_s)
+            sent += flow_sent
+            backlog += max(0.0, flow.produced(now_s) - flow_sent)
+            moving = moving or flow.rate > 0.0
         window_s = now_s - self._sampled_s
         sent_in_window = sent - self._sampled_bytes
         self._sampled_bytes, self._sampled_s = sent, now_s
@@ -385,7 +369,7 @@ class FluidLink:
         signals.rate_bps = rate_bps
         signals.throughput_bps = throughput_bps
         signals.utilisation = utilisation
-        signals.backlog_bytes = sum(flow.backlog(now_s) for flow in self._flows)
+        signals.backlog_bytes = backlog
         signals.min_rtt_s = self._rtt_s
         signals.rtt_s = self._rtt_s + (
             self._queue_bytes / self._rate if queued and self._rate else 0.0
@@ -396,7 +380,7 @@ class FluidLink:
             flows = len(self._flows)
             self._on_sample(LinkSample(now_s, window_s, sent_in_window, flows, signals))
         # A link on which nothing moves sets no timer: a fleet that waits for it is a deadlock.
-        self._sampling = sent_in_window > 0.0 or any(flow.rate for flow in self._flows)
+        self._sampling = moving or sent_in_window > 0.0
         if self._sampling:
             self._loop.call_at(now_s + self._sample_s, self._sample)
 

@@ -42,7 +42,7 @@ trap 'exit 130' INT TERM
 
 {
     echo "cd '$root'"
-    echo "export NETEM_REQUIRED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1"
+    echo "export NETEM_REQUIRED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 NO_COLOR=1 PY_COLORS=0"
     # Each word quoted for the shell of the other kernel.
     for word in "$@"; do
         printf "'%s' " "$(printf %s "$word" | sed "s/'/'\\\\''/g")"

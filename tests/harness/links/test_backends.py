@@ -80,11 +80,11 @@ async def test_a_rate_step_and_an_outage_are_followed(backend: str, open_backend
     link.sample()
     during = link.forward.sent_bytes()
     assert link.forward.signals.rate_bps == 0.0
-    received, seconds = await transfer
+    received, _ = await transfer
     assert received == 4_000_000
     # 0.5 s at 20 Mbit/s carries 1.25 MB at most (and the queue drains); the rest waits for 1.5 s.
     assert during < 2_000_000
-    assert seconds > 1.4
+    assert asyncio.get_running_loop().time() - began_s > 1.5
     assert link.forward.signals.rate_bps == 0.2e9
 
 
