@@ -69,9 +69,15 @@ def build_fleet(
 
 
 def fluid_links(
-    spec: LinkSpec, sample_s: float = 1.0, limits: FlowLimits = FlowLimits()
+    spec: LinkSpec,
+    sample_s: float = 1.0,
+    limits: FlowLimits = FlowLimits(),
+    rate_factor: float = 1.0,
 ) -> dict[tuple[str, str], FluidLink]:
-    """Both directions of a link. Rates of a spec count Ethernet frames; a fluid's are payload."""
+    """Both directions of a link. Rates of a spec count Ethernet frames; a fluid's are payload.
+
+    `rate_factor` multiplies the rate: a fleet of several case studies shares several links.
+    """
     timeline = spec.timeline()
     directions = {
         (PRFAAS, PD): [timed.shape.forward for timed in timeline],
@@ -82,7 +88,7 @@ def fluid_links(
             source,
             sink,
             [
-                _state(timed.at_s, shape, timed.shape.rtt_s)
+                _state(timed.at_s, shape, timed.shape.rtt_s, rate_factor)
                 for timed, shape in zip(timeline, shapes, strict=True)
             ],
             limits=limits,
@@ -93,10 +99,10 @@ def fluid_links(
     }
 
 
-def _state(at_s: float, shape: Shape, rtt_s: float) -> LinkState:
+def _state(at_s: float, shape: Shape, rtt_s: float, rate_factor: float) -> LinkState:
     return LinkState(
         at_s=at_s,
-        rate_bps=0.0 if shape.down else shape.rate_bps * GOODPUT_SHARE,
+        rate_bps=0.0 if shape.down else shape.rate_bps * GOODPUT_SHARE * rate_factor,
         delay_s=shape.delay_s,
         rtt_s=rtt_s,
         loss=shape.loss.mean,
