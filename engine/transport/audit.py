@@ -1,4 +1,7 @@
-"""One row for each cache that crossed: who, what, how many bytes, which digest. Never contents."""
+"""One row for each cache that crossed or was denied: who, what, how many bytes, which digest.
+
+Never contents, keys or tokens.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from engine.transport.messages import Key, Manifest
 def audit_row(
     direction: str, identity: str, key: Key, manifest: Manifest, digest: int, unix_s: float
 ) -> dict[str, Any]:
-    """direction: `sent` or `received`. identity: of the other end, empty without TLS."""
+    """direction: `sent`, `received`, or `refused` (an offer that the peer was not authorised to
+    make; nothing crossed, digest 0). identity: of the other end, empty without TLS."""
     return {
         "unix_s": unix_s,
         "direction": direction,

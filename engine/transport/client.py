@@ -209,6 +209,7 @@ class DataPlane:
         self._incoming: dict[Handle, _Incoming] = {}
         self._next_number = 1
         self._samples: deque[dict[str, Any]] = deque(maxlen=KEPT_ROWS)
+        self._latest: dict[tuple[str, int], dict[str, Any]] = {}
         self._audit: deque[dict[str, Any]] = deque(maxlen=KEPT_ROWS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._writer: asyncio.StreamWriter | None = None
@@ -277,7 +278,7 @@ class DataPlane:
             {
                 "op": "open",
                 "t": number,
-                "peer": [peer.host, peer.port, peer.incarnation],
+                "peer": [peer.host, peer.port, peer.incarnation, peer.identity],
                 "key": list(key),
                 "manifest": manifest.to_json(),
             }
@@ -298,10 +299,16 @@ class DataPlane:
     # --- what was measured -------------------------------------------------------------------
 
     def link_samples(self) -> list[dict[str, Any]]:
-        """Rows since the last call."""
+        """Rows since the last call: host, port and incarnation of the peer, the fields of
+        `monitor.LinkSample`, and `verdict`. `time_s` is CLOCK_MONOTONIC of this host, which is also
+        what `loop.time()` reads. An idle link gives no rows."""
         rows = list(self._samples)
         self._samples.clear()
         return rows
+
+    def link_states(self) -> dict[tuple[str, int], dict[str, Any]]:
+        """The last row of each peer, by its (host, port)."""
+        return dict(self._latest)
 
     def audit_rows(self) -> list[dict[str, Any]]:
         """Rows since the last call (`audit.audit_row`)."""
@@ -395,6 +402,8 @@ class DataPlane:
                 self._verified(message)
             case "samples":
                 self._samples.extend(message["rows"])
+                for row in message["rows"]:
+                    self._latest[row["host"], row["port"]] = row
             case "audit":
                 self._audit.append(message["row"])
 

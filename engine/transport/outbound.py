@@ -16,7 +16,7 @@ from engine.transport.errors import FrameError
 from engine.transport.frames import Frame, Type, control_frame
 from engine.transport.lanes import SendLane, SendState, Source
 from engine.transport.messages import Hello, Key, Manifest, Reason
-from engine.transport.monitor import TcpInfo, read_tcp_info
+from engine.transport.monitor import LinkMonitor, LinkSample, TcpInfo, read_tcp_info
 from engine.transport.regions import Kind, RangeList, Region
 from engine.transport.security import peer_identity
 from engine.transport.sender import Sender, SenderEvent
@@ -34,11 +34,13 @@ class Refused(FrameError):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A data plane's address. incarnation 0 accepts whichever life of it answers."""
+    """A data plane's address. incarnation 0 accepts whichever life of it answers; identity: the
+    name that its certificate must bear, empty for any that the authority signed."""
 
     host: str
     port: int
     incarnation: int = 0
+    identity: str = ""
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class Session:
     state: SendState = field(init=False)
     control: Control | None = None
     identity: str = ""
+    monitor: LinkMonitor = field(default_factory=LinkMonitor)
     lanes: list[SendLane] = field(default_factory=list)
     used_s: float = field(default_factory=time.monotonic)
     _retired: list[Control] = field(default_factory=list)
@@ -202,10 +205,12 @@ class Session:
         retired, self._retired = self._retired, []
         return retired
 
-    def sample(self, now: float) -> list[TcpInfo]:
-        """TCP_INFO of the live lanes; notes which of them move."""
-        samples = []
+    def sample(self, now: float) -> LinkSample | None:
+        """Read TCP_INFO of the live lanes; notes which of them move. None: nothing to report (no
+        lanes, or idle and known to be)."""
+        infos: list[tuple[int, TcpInfo]] = []
         with self.state.changed:
+            sender = self.state.sender
             for lane in self.lanes:
                 if lane.socket is None:
                     continue
@@ -215,9 +220,15 @@ class Session:
                     continue
                 if info.bytes_acked != self._acked.get(lane.lane):
                     self._acked[lane.lane] = info.bytes_acked
-                    self.state.sender.lane_moved(now, lane.lane)
-                samples.append(info)
-        return samples
+                    sender.lane_moved(now, lane.lane)
+                infos.append((lane.lane, info))
+            backlog_bytes = sender.backlog_bytes
+        before = self.monitor.state.verdict
+        sample = self.monitor.read(now, infos, backlog_bytes)
+        verdict = self.monitor.state.verdict
+        if sample is not None and (sample.busy or verdict is not before or verdict != "free"):
+            return sample
+        return None
 
     def close(self) -> None:
         """End the lanes' threads."""
@@ -280,6 +291,10 @@ class Session:
             self.peer.host,
         )
         try:
+            found = peer_identity(sock)
+            if self.peer.identity not in ("", found):
+                why = f"the peer is {found or 'unnamed'}, expected {self.peer.identity}"
+                raise Refused(Reason(why, retryable=False))
             # A lane belongs to the life of the peer that the control connection met.
             target = self.peer.incarnation if lane < 0 else self.state.sender.peer_incarnation
             hello = Hello(settings.layout, lane, settings.codecs)

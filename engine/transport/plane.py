@@ -27,7 +27,15 @@ from engine.transport.inbound import Inbound
 from engine.transport.ipc import Message, MessageReader, encode, send
 from engine.transport.messages import Key, Manifest
 from engine.transport.outbound import Peer, Session
-from engine.transport.receiver import Aborted, Handle, Offered, ReceiverEvent, Verified, Withdrawn
+from engine.transport.receiver import (
+    Aborted,
+    Denied,
+    Handle,
+    Offered,
+    ReceiverEvent,
+    Verified,
+    Withdrawn,
+)
 from engine.transport.regions import Kind, RangeList, Region
 from engine.transport.security import client_context, server_context
 from engine.transport.sender import Granted, SenderEvent
@@ -188,16 +196,10 @@ class Plane:
     def _sample(self, now: float) -> None:
         rows = []
         for peer, session in self._sessions.items():
-            infos = session.sample(now)
-            if infos:
-                rows.append(
-                    {
-                        "peer": [peer.host, peer.port, peer.incarnation],
-                        "time_s": now,
-                        "backlog_bytes": session.state.sender.backlog_bytes,
-                        "lanes": [asdict(info) for info in infos],
-                    }
-                )
+            sample = session.sample(now)
+            if sample is not None:
+                where = {"host": peer.host, "port": peer.port, "incarnation": peer.incarnation}
+                rows.append({**where, **asdict(sample), "verdict": session.monitor.state.verdict})
         if rows:
             self._tell({"op": "samples", "rows": rows})
 
@@ -247,6 +249,9 @@ class Plane:
     # --- receiving ---------------------------------------------------------------------------
 
     def _on_receiver_event(self, event: ReceiverEvent) -> None:
+        if isinstance(event, Denied):
+            self._audit("refused", event.identity, event.key, event.manifest, 0)
+            return
         message: Message = {"h": list(event.handle), "key": list(event.key)}
         match event:
             case Offered():

@@ -78,7 +78,18 @@ class Aborted:
     reason: str
 
 
-ReceiverEvent = Offered | Withdrawn | Verified | Aborted
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The peer was not authorised to send this cache; it was refused. For the audit only."""
+
+    handle: Handle
+    key: Key
+    manifest: Manifest
+    identity: str
+    reason: str
+
+
+ReceiverEvent = Denied | Offered | Withdrawn | Verified | Aborted
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +385,7 @@ class Receiver:
         manifest = offer.manifest
         why_not = self._authorise(identity, manifest)
         if why_not:
+            self.events.append(Denied(handle, key, manifest, identity, why_not))
             self._refuse_new(handle, key, Reason(why_not, retryable=False))
             return
         if key.attempt < self._newest.get(key.request_id, 0):
