@@ -14,12 +14,15 @@ import tomli_w
 
 from harness import host
 from harness.comparison import Comparison, Say, compare
+from harness.errors import ExitCode
 from harness.experiment import Experiment
 from harness.fleets.base import OpenFleet
 from harness.scale import UNSCALED, Scale
+from harness.verdict import Fault, faults
 from results import rundir, summary
 from results.recorder import Recorder
 from results.summary import RunSummary
+from workloads.spec import notes
 
 #: Open row groups are closed this often in real time, so that a crash loses at most so much.
 FLUSH_INTERVAL_S = 30.0
@@ -27,10 +30,11 @@ FLUSH_INTERVAL_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """A finished run: its directory and what summary.json says."""
+    """A finished run: its directory, what summary.json says, and the exit code of its verdict."""
 
     directory: Path
     summary: RunSummary
+    exit_code: ExitCode
 
 
 def execute(
@@ -67,10 +71,12 @@ def execute(
         directory.close(complete=False)
         raise
     recorder.close(complete=complete)
-    made = _summary(experiment, comparison, scale, command, time.monotonic() - started_s)
+    found = list(faults(experiment, comparison.configurations, comparison.interrupted))
+    duration_s = time.monotonic() - started_s
+    made = _summary(experiment, comparison, scale, command, duration_s, found)
     directory.write_text("summary.json", summary.to_json(made))
     directory.close(complete=complete)
-    return Execution(directory.path, made)
+    return Execution(directory.path, made, found[0].exit_code if found else ExitCode.OK)
 
 
 def to_toml(experiment: Experiment) -> str:
@@ -147,15 +153,19 @@ def _metadata(experiment: Experiment, scale: Scale, simulated: bool) -> dict[str
 
 
 def _summary(
-    experiment: Experiment, comparison: Comparison, scale: Scale, command: str, duration_s: float
+    experiment: Experiment,
+    comparison: Comparison,
+    scale: Scale,
+    command: str,
+    duration_s: float,
+    found: list[Fault],
 ) -> RunSummary:
+    traffic = (experiment.workload, experiment.arrivals)
     slo, link = experiment.slo, experiment.link
     facts = next(iter(comparison.facts.values()), {})
     backends = {
         str(each["link_backend"]) for each in comparison.facts.values() if each.get("link_backend")
     }
-    warnings: list[str] = []
-    verdict = _verdict(experiment, comparison, warnings)
     return RunSummary(
         name=experiment.name,
         mode=experiment.mode,
@@ -176,30 +186,9 @@ def _summary(
         workload=experiment.workload.kind,
         host=host.facts(),
         complete=not comparison.interrupted,
-        verdict=verdict,
-        warnings=tuple(warnings),
+        verdict=found[0].text if found else "ok",
+        warnings=(*(fault.text for fault in found[1:]), *notes(*traffic)),
         command=command,
         duration_s=duration_s,
         extra={"fleets": comparison.facts},
     )
-
-
-def _verdict(experiment: Experiment, comparison: Comparison, warnings: list[str]) -> str:
-    """ "ok", or the first reason why the numbers are not to be trusted; all go to `warnings`."""
-    faults: list[str] = []
-    if comparison.interrupted:
-        faults.append("interrupted")
-    for each in comparison.configurations:
-        limit = experiment.emulate.overrun_limit
-        if each.paced_steps and each.pacing_overruns > limit * each.paced_steps:
-            faults.append(
-                f"pacing overruns in {each.name}: {each.pacing_overruns} of {each.paced_steps} "
-                f"paced steps took longer than modelled (limit {limit:.0%})"
-            )
-        wrong = sum(phase.counts.mismatched for phase in each.phases)
-        if wrong:
-            faults.append(
-                f"{wrong} requests of {each.name} have tokens unlike the monolithic engine's"
-            )
-    warnings += faults
-    return faults[0] if faults else "ok"

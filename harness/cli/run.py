@@ -70,9 +70,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"duration  {done.summary.duration_s:.0f} s")
         for path in sorted(done.directory.iterdir()):
             print(f"wrote     {path}")
-    if not done.summary.complete:
-        return ExitCode.INTERRUPTED
-    return ExitCode.OK if done.summary.verdict == "ok" else ExitCode.INCOMPLETE
+    return done.exit_code
 
 
 def resolve(options: argparse.Namespace) -> Experiment:

@@ -1,0 +1,51 @@
+"""Whether a run's numbers can be trusted, and if not, why and with which exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.errors import ExitCode
+from harness.experiment import Experiment
+from results.summary import ConfigurationSummary
+
+#: Sends later than this (p99, real seconds) make TTFT the load generator's as much as the fleet's.
+LATE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    text: str
+    exit_code: ExitCode
+
+
+def faults(
+    experiment: Experiment, configurations: list[ConfigurationSummary], interrupted: bool
+) -> Iterator[Fault]:
+    """The gravest first within a configuration; none means that the run is good."""
+    if interrupted:
+        yield Fault("interrupted", ExitCode.INTERRUPTED)
+    for each in configurations:
+        wrong = sum(phase.counts.mismatched for phase in each.phases)
+        if wrong:
+            yield Fault(
+                f"{each.name}: tokens of {wrong} requests differ from the monolithic engine's",
+                ExitCode.BUG,
+            )
+        unsent = sum(phase.counts.unsent for phase in each.phases)
+        if unsent and not interrupted:
+            yield Fault(f"{each.name}: {unsent} requests were not sent", ExitCode.INCOMPLETE)
+        limit = experiment.emulate.overrun_limit
+        if each.paced_steps and each.pacing_overruns > limit * each.paced_steps:
+            yield Fault(
+                f"{each.name}: {each.pacing_overruns} of {each.paced_steps} paced steps took "
+                f"longer than modelled (limit {limit:.0%}); a quieter machine or a smaller "
+                "emulate.time_scale would do",
+                ExitCode.CLIENT_LIMITED,
+            )
+        late = max((phase.lateness_p99_s or 0.0 for phase in each.phases), default=0.0)
+        if experiment.mode != "simulate" and late > LATE_S:
+            yield Fault(
+                f"{each.name}: requests were sent up to {late:.3f} s late (p99; limit {LATE_S} s)",
+                ExitCode.CLIENT_LIMITED,
+            )

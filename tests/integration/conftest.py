@@ -1,0 +1,84 @@
+"""A small experiment on real workers: two prefill clusters, two decode instances, seconds long."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXPERIMENT = """
+name = "small"
+seed = 3
+mode = "emulate"
+
+[workload]
+kind = "lognormal"
+mu = 8.5
+sigma = 0.7
+min_tokens = 256
+max_tokens = 30000
+output_tokens = 512
+stratified = true
+
+[measure]
+capacity_warmup_s = 10
+capacity_window_s = 20
+latency_warmup_s = 5
+latency_window_s = 25
+
+[emulate]
+time_scale = 5
+verify_least = 5
+# Two busy cores miss deadlines; a timing never decides a test.
+overrun_limit = 1.0
+
+[[configurations]]
+name = "prfaas"
+policy = "prfaas-static"
+threshold_tokens = 5000
+n_prfaas = 1
+n_prefill = 1
+n_decode = 2
+"""
+
+
+@pytest.fixture
+def experiment_file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+class Cli:
+    """Runs `prfaas` as a user would, in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "harness", *words],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "NO_COLOR": "1"},
+        )
+
+    def run(self, *words: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+        process = self.start(*words)
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            pytest.fail(f"no end after {timeout_s} s:\n{out}\n{err}")
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path)
