@@ -1,14 +1,13 @@
 """Runs a study on all cores and writes one dataset. What is done is kept: a rerun goes on.
 
-Each finished point is a JSON file named after everything that its figures depend on: the resolved
-experiment, the sweep's own parameters, the mode, and the commit of the code. A rerun takes the
-points whose files are there and computes the others. The dataset has the points in order, whatever
-the order in which they ended, so equal studies give equal bytes.
+Each finished point is a JSON file named after everything that its figures depend on (see
+`harness.sweep.identity`). A rerun takes the points whose files are there and computes the others.
+The dataset has the points in order, whatever the order in which they ended, so equal studies give
+equal bytes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -23,9 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tomli_w
 
-from harness import host
 from harness.errors import BadInput
 from harness.sweep.evaluate import Row, as_record, evaluate
+from harness.sweep.identity import identity
 from harness.sweep.study import Point, Study, points
 
 DATASET = "sweep.parquet"
@@ -120,16 +119,7 @@ def cores() -> int:
 
 
 def _file_name(point: Point, best: bool) -> str:
-    content = {
-        "format": FORMAT,
-        "experiment": point.experiment.model_dump(mode="json"),
-        "own": point.own,
-        "mode": point.mode,
-        "best": best,
-        "commit": host.commit(),
-    }
-    text = json.dumps(content, sort_keys=True)
-    return f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+    return f"{identity(point, best)}.json"
 
 
 def _read(path: Path) -> list[dict[str, Any]] | None:

@@ -7,6 +7,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.errors import BadInput
+from harness.profiles import profile_paths
 from harness.sweep.evaluate import COLUMNS, evaluate
 from harness.sweep.execute import execute
 from harness.sweep.study import (
@@ -156,6 +157,20 @@ def test_a_sweep_resumes_and_gives_equal_bytes(tmp_path):
     )
     other = execute(wider, tmp_path / "a", jobs=1)
     assert (other.computed, other.resumed) == (2, 2)
+
+
+def test_a_changed_profile_is_computed_anew(tmp_path):
+    source = profile_paths()["1t-h200"].read_text(encoding="utf-8")
+    profile = tmp_path / "device.toml"
+    profile.write_text(source, encoding="utf-8")
+    study = study_of(
+        AxisSpec(key="profiles.prfaas", values=(str(profile),)), configurations=("naive",)
+    )
+    before = execute(study, tmp_path / "out", jobs=1)
+    profile.write_text(source.replace("0.383401", "0.5"), encoding="utf-8")
+    after = execute(study, tmp_path / "out", jobs=1)
+    assert (after.computed, after.resumed) == (1, 0)
+    assert after.records[0]["capacity_per_s"] < before.records[0]["capacity_per_s"]
 
 
 def test_simulated_rows_have_the_same_columns_and_agree_with_the_plan(tmp_path):
