@@ -138,4 +138,7 @@ class Router:
         start_s, step_s, count = runs[-1]
         record.first_token_s = first_s
         record.last_token_s = start_s + step_s * (count - 1)
-        record.tokens_received = sum(run[2] for run in runs)
+        received = 0
+        for _, _, run_count in runs:
+            received += run_count
+        record.tokens_received = received

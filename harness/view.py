@@ -22,53 +22,72 @@ class WorkModel(Protocol):
 class LeastFirst:
     """Keys 0..n-1 with a changing cost each; the cheapest usable one in O(log n).
 
-    Stale heap entries are dropped when they surface, so an update is one push.
+    An update is one push. Stale heap entries are dropped when they surface, and all at once when
+    they are most of the heap, so it stays O(n) however many updates there were.
     """
 
-    __slots__ = ("_cost", "_heap", "_usable", "_version")
+    __slots__ = ("_cost", "_current", "_heap", "_limit")
 
     def __init__(self) -> None:
         self._cost: list[float] = []
-        self._version: list[int] = []
-        self._usable: list[bool] = []
-        self._heap: list[tuple[float, int, int]] = []
+        #: The heap entry that counts for each key, by identity; None while it is not usable.
+        self._current: list[tuple[float, int] | None] = []
+        self._heap: list[tuple[float, int]] = []
+        self._limit = 64
 
     def __len__(self) -> int:
         return len(self._cost)
 
     def add(self, cost: float = 0.0) -> int:
         key = len(self._cost)
+        entry = (cost, key)
         self._cost.append(cost)
-        self._version.append(0)
-        self._usable.append(True)
-        heapq.heappush(self._heap, (cost, key, 0))
+        self._current.append(entry)
+        heapq.heappush(self._heap, entry)
+        self._limit = 64 + 4 * len(self._cost)
         return key
 
     def cost(self, key: int) -> float:
         return self._cost[key]
 
     def usable(self, key: int) -> bool:
-        return self._usable[key]
+        return self._current[key] is not None
 
     def update(self, key: int, cost: float) -> None:
         self._cost[key] = cost
-        version = self._version[key] = self._version[key] + 1
-        if self._usable[key]:
-            heapq.heappush(self._heap, (cost, key, version))
+        if self._current[key] is not None:
+            self._push(key, cost)
 
     def set_usable(self, key: int, usable: bool) -> None:
-        self._usable[key] = usable
-        self.update(key, self._cost[key])
+        if not usable:
+            self._current[key] = None
+        elif self._current[key] is None:
+            self._push(key, self._cost[key])
 
     def least(self) -> int:
         """The usable key of least (cost, key); -1 when there is none."""
-        heap = self._heap
+        heap, current = self._heap, self._current
         while heap:
-            _, key, version = heap[0]
-            if version == self._version[key] and self._usable[key]:
+            entry = heap[0]
+            key = entry[1]
+            if current[key] is entry:
                 return key
             heapq.heappop(heap)
         return -1
+
+    def _push(self, key: int, cost: float) -> None:
+        entry = (cost, key)
+        self._current[key] = entry
+        heap = self._heap
+        if len(heap) < self._limit:
+            heapq.heappush(heap, entry)
+        else:
+            heap[:] = [current for current in self._current if current is not None]
+            heapq.heapify(heap)
+
+
+#: Predictions are taken to be right when they are this close (rounding of times), seconds.
+_EXACT_S = 1e-9
 
 
 @dataclass(slots=True)
@@ -94,7 +113,8 @@ class PrefillPool:
         return self._order.least()
 
     def wait_s(self, key: int, now_s: float) -> float:
-        return max(0.0, self._order.cost(key) - now_s)
+        wait_s = self._order.cost(key) - now_s
+        return wait_s if wait_s > 0.0 else 0.0
 
     def usable(self, key: int) -> bool:
         return self._order.usable(key)
@@ -104,15 +124,19 @@ class PrefillPool:
 
     def assign(self, key: int, now_s: float, work_s: float) -> None:
         self.queued[key] += 1
-        self._order.update(key, max(now_s, self._order.cost(key)) + work_s)
+        order = self._order
+        empty_s = order.cost(key)
+        order.update(key, (now_s if now_s > empty_s else empty_s) + work_s)
 
     def settle(self, key: int, now_s: float, error_s: float) -> None:
         """A prefill of the instance ended, `error_s` later than predicted work said."""
-        self.queued[key] -= 1
-        if self.queued[key] == 0:
-            self._order.update(key, min(self._order.cost(key), now_s))
-        elif error_s:
-            self._order.update(key, self._order.cost(key) + error_s)
+        queued = self.queued[key] = self.queued[key] - 1
+        empty_s = self._order.cost(key)
+        if queued == 0:
+            if now_s < empty_s:
+                self._order.update(key, now_s)
+        elif not -_EXACT_S < error_s < _EXACT_S:
+            self._order.update(key, empty_s + error_s)
 
 
 @dataclass(slots=True)
