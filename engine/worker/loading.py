@@ -32,32 +32,37 @@ class LoadedEngine:
         return self.storage.layout
 
 
-def load_engine(options: WorkerOptions) -> LoadedEngine:
-    """Raises errors with exit_code 2 for what the user can mend."""
-    torch.set_num_threads(options.threads)
-    device = options.device
+def load_model(model: str, seed: int, device: str, threads: int) -> tuple[Model, frozenset[int]]:
+    """A shipped shape with seeded weights, or a checkpoint directory; and its end-of-text tokens.
+
+    bfloat16 on CUDA, float32 elsewhere. Raises errors with exit_code 2 for what the user can mend.
+    """
+    torch.set_num_threads(threads)
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"--device {device}: torch sees no CUDA device here; cpu would do")
-    on_gpu = device.startswith("cuda")
-    dtype = torch.bfloat16 if on_gpu else torch.float32
-    directory = Path(options.model)
-    stop_tokens: frozenset[int] = frozenset()
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    directory = Path(model)
     if directory.is_dir():
         config, weights = load_checkpoint(directory, device, dtype)
-        stop_tokens = _end_of_text(directory)
-    else:
-        config = shape(options.model)
-        weights = random_weights(config, options.seed, device, dtype)
+        return Model(config, weights), _end_of_text(directory)
+    config = shape(model)
+    return Model(config, random_weights(config, seed, device, dtype)), frozenset()
+
+
+def load_engine(options: WorkerOptions) -> LoadedEngine:
+    """Raises errors with exit_code 2 for what the user can mend."""
+    model, stop_tokens = load_model(options.model, options.seed, options.device, options.threads)
     layout = CacheLayout(
-        config,
+        model.config,
         options.pages + 1,
         options.slots + 1,
         options.page_tokens,
-        "bfloat16" if on_gpu else "float32",
+        str(model.dtype).removeprefix("torch."),
     )
     arena = SharedArena.create(layout.nbytes)
-    storage = CacheStorage(layout, device, None if on_gpu else arena.buffer)
-    return LoadedEngine(Model(config, weights), storage, arena, stop_tokens)
+    on_gpu = model.device.type == "cuda"
+    storage = CacheStorage(layout, model.device, None if on_gpu else arena.buffer)
+    return LoadedEngine(model, storage, arena, stop_tokens)
 
 
 def _end_of_text(directory: Path) -> frozenset[int]:

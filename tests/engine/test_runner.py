@@ -11,9 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine.cache.pool import Group  # noqa: E402
-from engine.scheduler import Limits  # noqa: E402
-from engine.sequence import Sampling, Sequence  # noqa: E402
+from engine.cache.pool import Group
+from engine.scheduler import Limits
+from engine.sequence import Sampling, Sequence
 
 PAGE = 16
 TOLERANCE = {"atol": 2e-4, "rtol": 0}
