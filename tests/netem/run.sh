@@ -5,13 +5,13 @@
 #   tests/netem/run.sh [pytest arguments]      run the netem tests
 #   tests/netem/run.sh --exec COMMAND...       run a command on that kernel instead
 #
-# PYTHON names the interpreter (default .venv/bin/python), NETEM_TIMEOUT_S bounds the run (default 300),
+# PYTHON names the interpreter (default .venv/bin/python), NETEM_TIMEOUT_S bounds the run (default 600),
 # NETEM_KERNEL=uml skips the host's kernel.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 python=${PYTHON:-$root/.venv/bin/python}
-limit_s=${NETEM_TIMEOUT_S:-300}
+limit_s=${NETEM_TIMEOUT_S:-600}
 cd "$root" || exit 1
 
 if [ "${1:-}" = --exec ]; then
