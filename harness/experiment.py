@@ -75,6 +75,9 @@ class MeasureSpec(_Section):
     request_rate: float | None = Field(None, gt=0, description="common rate, req/s, instead")
     latency_warmup_s: float = Field(60, ge=0)
     latency_window_s: float = Field(300, gt=0)
+    max_window_requests: int | None = Field(
+        None, gt=0, description="windows end once about so many requests were offered in them"
+    )
     load_fractions: tuple[float, ...] = Field(
         (), description="further phases at these shares of each configuration's own capacity"
     )
@@ -92,6 +95,9 @@ class EmulateSpec(_Section):
     model: str = Field("bench", description="engine shape or checkpoint directory")
     token_scale: int = Field(64, ge=1)
     time_scale: float = Field(8.0, gt=0)
+    max_request_rate: float = Field(
+        32.0, gt=0, description="req/s in real time; time_scale is lowered to keep it"
+    )
     page_tokens: int = Field(8, ge=1)
     verify_share: float = Field(0.05, ge=0, le=1, description="share of requests decoded again")
     verify_least: int = Field(20, ge=0, description="and at least so many a configuration")

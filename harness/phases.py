@@ -51,7 +51,13 @@ def plan_phases(measure: MeasureSpec, capacity: float, reference: float) -> list
     ]
     if measure.unloaded:
         phases.append(Phase(UNLOADED, UNLOADED_RATE, 0.0, UNLOADED_REQUESTS / UNLOADED_RATE))
+    if measure.max_window_requests is not None:
+        phases = [_shortened(phase, measure.max_window_requests) for phase in phases]
     return [replace(phase, first_id=i * IDS_A_PHASE) for i, phase in enumerate(phases)]
+
+
+def _shortened(phase: Phase, requests: int) -> Phase:
+    return replace(phase, window_s=min(phase.window_s, requests / phase.request_rate))
 
 
 def load_phase(fraction: float) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.experiment import ConfigurationSpec, Experiment
-from harness.phases import CAPACITY, UNLOADED, Phase
+from harness.phases import CAPACITY, UNLOADED, Phase, plan_phases
 from harness.planner import Capacity, Deployment, Reading, loaded_ttft, unloaded_ttft
-from harness.planner.experiment import arrival_cv, plan_configuration
+from harness.planner.experiment import arrival_cv, deployment_of, plan_configuration
 
 #: The baseline of the comparison when an experiment has no homogeneous configuration.
 _REFERENCE = ConfigurationSpec(name="homogeneous", policy="homogeneous", n_prefill=9, n_decode=3)
@@ -41,6 +41,19 @@ def reference_capacity(experiment: Experiment, deployment: Deployment) -> float:
     """Homogeneous capacity (req/s), from which the common offered rate follows."""
     named = [each for each in experiment.configurations if each.policy == "homogeneous"]
     return predict(named[0] if named else _REFERENCE, deployment).capacity.requests_per_s
+
+
+def peak_rate(experiment: Experiment) -> float:
+    """The highest rate (req/s) that any phase of the experiment offers."""
+    deployment = deployment_of(experiment)
+    reference = reference_capacity(experiment, deployment)
+    return max(
+        phase.request_rate
+        for each in experiment.configurations
+        for phase in plan_phases(
+            experiment.measure, predict(each, deployment).capacity.requests_per_s, reference
+        )
+    )
 
 
 def predict_phase(

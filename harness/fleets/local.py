@@ -26,6 +26,7 @@ from harness.instances.remote import DataAddress, RemoteInstance
 from harness.links.base import ShapedLink
 from harness.links.factory import open_link
 from harness.ports import Instance, InstanceSpec, Link, Role
+from harness.prediction import peak_rate
 from harness.profiles import Profile, load_profile
 from harness.scale import Scale
 from harness.topology import PD, PRFAAS, build_view, instance_specs
@@ -43,12 +44,15 @@ ORACLE = "oracle"
 
 
 def emulation_scale(experiment: Experiment, model: ModelConfig) -> Scale:
-    """Bytes scale so that the payload per modelled token is that of the profile."""
+    """Bytes scale so that the payload per modelled token is that of the profile; time runs no
+    faster than that the control plane and workers of this host keep up with the requests.
+    """
     emulate = experiment.emulate
     profile = load_profile(experiment.profiles.prfaas)
     engine_bytes = model.kv_bytes_per_token(CACHE_DTYPE)
     byte_scale = profile.per_token_bytes * emulate.token_scale / engine_bytes
-    return Scale(emulate.time_scale, emulate.token_scale, byte_scale)
+    time_scale = min(emulate.time_scale, emulate.max_request_rate / peak_rate(experiment))
+    return Scale(time_scale, emulate.token_scale, byte_scale)
 
 
 #: What a worker on CPU keeps its cache in.
@@ -239,7 +243,9 @@ class LocalFleet:
             "pacing": pacing,
             "data-host": host,
         }
-        return [word for key, value in words.items() for word in (f"--{key}", str(value))]
+        argv = [word for key, value in words.items() for word in (f"--{key}", str(value))]
+        # The link's own namespaces hold nobody but this run's workers.
+        return [*argv, "--allow-plain"] if self._shaped else argv
 
     async def _ready(self, worker: _Worker, log: Path) -> None:
         name = worker.spec.name
