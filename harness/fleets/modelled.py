@@ -11,12 +11,12 @@ from harness.instances.modelled_prefill import PrefillRules
 from harness.links.fluid import FlowLimits, FluidLink, LinkState
 from harness.links.shape import GOODPUT_SHARE, Shape
 from harness.links.spec import LinkSpec
-from harness.ports import InstanceSpec
+from harness.ports import InstanceSpec, Role
 from harness.profiles import load_profile
 from harness.profiles.profile import Profile
 from harness.scale import UNSCALED, Scale
 from harness.topology import PD, PRFAAS, build_view, instance_specs
-from harness.view import View
+from harness.view import DecodePool, PrefillPool, View
 
 
 class ModelledFleet:
@@ -60,7 +60,8 @@ def build_fleet(
     prefill: PrefillRules = PrefillRules(),
     decode: DecodeRules = DecodeRules(),
 ) -> ModelledFleet:
-    """A fleet of any size; `profiles` by cluster."""
+    """A fleet of any size; `profiles` by cluster. An instance that dies is not usable in the view
+    from that moment until it is back."""
     instances = {
         spec.name: ModelledInstance(spec, profiles[spec.cluster], prefill, decode) for spec in specs
     }

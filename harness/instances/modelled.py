@@ -6,6 +6,7 @@ Runs on any loop; on the virtual one (`harness.clock`) an hour passes in seconds
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,7 +71,8 @@ class InstanceLoad:
 
 
 class ModelledInstance:
-    """`conversion_s` is the time a change of role takes after the drain."""
+    """`conversion_s` is the time a change of role takes after the drain. `on_serving` is told when
+    the instance dies (False) and is back (True), as a health check would tell."""
 
     def __init__(
         self,
@@ -79,12 +81,14 @@ class ModelledInstance:
         prefill: PrefillRules = PrefillRules(),
         decode: DecodeRules = DecodeRules(),
         conversion_s: float = 0.0,
+        on_serving: Callable[[InstanceSpec, bool], None] | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.spec = spec
         self.role = spec.role
         self.conversion_s = conversion_s
         self.lost_because = ""
+        self._on_serving = on_serving
         self._loop = loop
         self._draining: asyncio.Future[None] | None = None
         self._prefill = PrefillStage(spec.name, profile, loop, prefill, self._on_change)
@@ -170,8 +174,12 @@ class ModelledInstance:
 
     def crash(self, why: str = "crashed") -> None:
         """All work fails with InstanceLost, and so do prompts elsewhere whose cache was to come
-        here. Nothing is accepted until `restart`."""
+        here. Nothing is accepted until `restart`. Idempotent."""
+        if self.lost_because:
+            return
         self.lost_because = why
+        if self._on_serving is not None:
+            self._on_serving(self.spec, False)
         draining, self._draining = self._draining, None
         self._prefill.lose_all(why)
         if self._decode is not None:
@@ -181,8 +189,12 @@ class ModelledInstance:
 
     def restart(self) -> None:
         """Empty, at full speed, and in the role it had."""
+        if not self.lost_because:
+            return
         self.lost_because = ""
         self.slow(1.0)
+        if self._on_serving is not None:
+            self._on_serving(self.spec, True)
 
     def slow(self, factor: float) -> None:
         """Everything takes `factor` times its time from now on (decode: from the next step on)."""
