@@ -1,0 +1,396 @@
+"""The charts of a run as Vega-Lite specifications; each takes the run and a width in pixels.
+
+A chart is None where the run has nothing to draw. Axis titles name quantity and unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from results.report import theme
+from results.report.data import RunData, Series
+from results.summary import ConfigurationSummary, Measured
+
+Spec = dict[str, Any]
+Chart = Callable[[RunData, int], Spec | None]
+
+_HEIGHT = 260
+_PARTS = ("queue", "prefill", "transfer", "decode admission")
+
+
+def _finish(chart: Any, width: int, height: int = _HEIGHT) -> Spec:
+    made = chart.properties(width=width, height=height).to_dict()
+    made["autosize"] = {"type": "fit", "contains": "padding"}
+    made["config"] = theme.config()
+    return dict(made)
+
+
+def _names(run: RunData) -> list[str]:
+    return [each.name for each in run.summary.configurations]
+
+
+def _colour(names: Sequence[str], width: int = 700) -> alt.Color:
+    columns = 2 if width < 500 else 0
+    return alt.Color(
+        "name:N",
+        scale=alt.Scale(domain=list(names), range=list(theme.SERIES[: len(names)])),
+        legend=alt.Legend(columns=columns) if columns else alt.Legend(),
+        sort=None,
+    )
+
+
+def _dash(names: Sequence[str]) -> alt.StrokeDash:
+    return alt.StrokeDash(
+        "name:N",
+        scale=alt.Scale(domain=list(names), range=[list(d) for d in theme.DASHES[: len(names)]]),
+        sort=None,
+    )
+
+
+def _shape(names: Sequence[str]) -> alt.Shape:
+    return alt.Shape(
+        "name:N",
+        scale=alt.Scale(domain=list(names), range=list(theme.SHAPES[: len(names)])),
+        sort=None,
+    )
+
+
+def _data(rows: Sequence[Mapping[str, Any]]) -> alt.Data:
+    return alt.Data(values=[dict(row) for row in rows])
+
+
+def _bars(rows: list[dict[str, Any]], names: list[str], title: str, width: int) -> Spec:
+    """A bar a configuration with its value beside it, the model's as a tick, intervals as rules."""
+    y = alt.Y("name:N", sort=names, title=None)
+    top = max(row[key] for row in rows for key in ("value", "model", "high") if row.get(key))
+    x = alt.X("value:Q", title=title, scale=alt.Scale(domain=[0, 1.15 * top]))
+    base = alt.Chart(_data(rows))
+    layers = [
+        base.mark_bar(height=20).encode(
+            x=x,
+            y=y,
+            color=alt.Color(
+                "name:N",
+                scale=alt.Scale(domain=names, range=list(theme.SERIES[: len(names)])),
+                legend=None,
+            ),
+        ),
+        base.mark_text(align="left", dx=6, color=theme.INK).encode(x=x, y=y, text="label:N"),
+    ]
+    if any(row.get("low") is not None for row in rows):
+        layers.append(
+            base.transform_filter("isValid(datum.low)")
+            .mark_rule(color=theme.INK, strokeWidth=1.5)
+            .encode(x=alt.X("low:Q"), x2="high:Q", y=y)
+        )
+    if any(row.get("model") is not None for row in rows):
+        layers.append(
+            base.transform_filter("isValid(datum.model)")
+            .mark_tick(color=theme.INK, thickness=3, size=28)
+            .encode(x=alt.X("model:Q"), y=y)
+        )
+    return _finish(alt.layer(*layers), width, 44 * len(names) + 50)
+
+
+def _bar_row(name: str, figure: Measured, label: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "value": figure.paper,
+        "label": label,
+        "model": figure.predicted,
+        "low": figure.low,
+        "high": figure.high,
+    }
+
+
+def capacity(run: RunData, width: int) -> Spec | None:
+    rows = [
+        _bar_row(each.name, each.capacity, f"{each.capacity.paper:.2f}")
+        for each in run.summary.configurations
+        if each.capacity.paper
+    ]
+    if not rows:
+        return None
+    names = [row["name"] for row in rows]
+    return _bars(rows, names, "capacity, requests/s (tick: throughput model)", width)
+
+
+def ttft_distribution(run: RunData, width: int) -> Spec | None:
+    rows = []
+    for name, values in run.ttft.items():
+        shares = np.linspace(0, 100, len(values))
+        rows += [
+            {"name": name, "x": float(value), "y": float(share)}
+            for value, share in zip(values, shares, strict=True)
+            if value > 0
+        ]
+    if not rows:
+        return None
+    names = [name for name in _names(run) if len(run.ttft.get(name, ()))]
+    chart = (
+        alt.Chart(_data(rows))
+        .mark_line(interpolate="step-after")
+        .encode(
+            x=alt.X("x:Q", title="TTFT, s (log scale)", scale=alt.Scale(type="log", nice=False)),
+            y=alt.Y("y:Q", title="requests with at most this TTFT, %"),
+            color=_colour(names, width),
+            strokeDash=_dash(names),
+        )
+    )
+    rules = (
+        alt.Chart(_data([{"y": 50}, {"y": 90}]))
+        .mark_rule(strokeDash=[2, 3], color=theme.MUTED)
+        .encode(y="y:Q")
+    )
+    return _finish(rules + chart, width)
+
+
+def ttft_split(run: RunData, width: int) -> Spec | None:
+    rows = []
+    for each in run.summary.configurations:
+        phase = each.phase(run.summary.latency_phase)
+        if phase is None:
+            continue
+        for order, part in enumerate(_PARTS):
+            value = getattr(phase.ttft_split, f"{part.replace(' ', '_')}_s")
+            if value is not None:
+                rows.append({"name": each.name, "part": part, "value": value, "order": order})
+    if not rows:
+        return None
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    chart = (
+        alt.Chart(_data(rows))
+        .mark_bar(height=22, stroke=theme.SURFACE, strokeWidth=1)
+        .encode(
+            x=alt.X("value:Q", title="mean TTFT, s", stack="zero"),
+            y=alt.Y("name:N", sort=names, title=None),
+            color=alt.Color(
+                "part:N",
+                scale=alt.Scale(domain=list(_PARTS), range=list(theme.SERIES[:4])),
+                legend=alt.Legend(columns=2) if width < 500 else alt.Legend(),
+                sort=None,
+            ),
+            order=alt.Order("order:Q"),
+        )
+    )
+    return _finish(chart, width, 44 * len(names) + 80)
+
+
+def load_points(run: RunData) -> list[dict[str, Any]]:
+    """(configuration, offered rate, TTFT mean and P90, share of capacity) of each load phase."""
+    rows = []
+    for each in run.summary.configurations:
+        for phase in each.phases:
+            is_load = phase.name.startswith("load-") or phase.name == run.summary.latency_phase
+            rate, p90 = phase.offered_rate.paper, phase.ttft.p90.paper
+            if is_load and rate and p90:
+                rows.append(
+                    {"name": each.name, "rate": rate, "p90": p90, "mean": phase.ttft.mean.paper}
+                )
+    return sorted(rows, key=lambda row: (row["name"], row["rate"]))
+
+
+def ttft_over_load(run: RunData, width: int) -> Spec | None:
+    rows = load_points(run)
+    if len(rows) <= len({row["name"] for row in rows}):
+        return None
+    names = [name for name in _names(run) if any(row["name"] == name for row in rows)]
+    base = alt.Chart(_data(rows)).encode(
+        x=alt.X("rate:Q", title="offered rate, requests/s", scale=alt.Scale(zero=False)),
+        y=alt.Y("p90:Q", title="TTFT P90, s (log scale)", scale=alt.Scale(type="log", nice=False)),
+        color=_colour(names, width),
+    )
+    layers = [
+        base.mark_line().encode(strokeDash=_dash(names)),
+        base.mark_point(size=50).encode(shape=_shape(names)),
+    ]
+    limit = run.summary.slo.ttft_s
+    if limit:
+        rule = alt.Chart(_data([{"y": limit}])).mark_rule(strokeDash=[4, 4], color=theme.INK)
+        layers.append(rule.encode(y="y:Q"))
+    return _finish(alt.layer(*layers), width)
+
+
+def _over_time(
+    series: Mapping[str, Series], names: Sequence[str], title: str, width: int, step: bool = False
+) -> Spec | None:
+    rows = [
+        {"name": name, "x": float(x) / 60, "y": None if np.isnan(y) else float(y)}
+        for name in names
+        if name in series
+        for x, y in zip(series[name].times_s, series[name].values, strict=True)
+    ]
+    if not rows:
+        return None
+    shown = [name for name in names if name in series]
+    chart = (
+        alt.Chart(_data(rows))
+        .mark_line(interpolate="step-after" if step else "linear", strokeWidth=1.6)
+        .encode(
+            x=alt.X("x:Q", title="time since the phase began, minutes"),
+            y=alt.Y("y:Q", title=title),
+            color=_colour(shown, width),
+            strokeDash=_dash(shown),
+        )
+    )
+    return _finish(chart, width)
+
+
+def egress(run: RunData, width: int) -> Spec | None:
+    rate = run.link_gbps
+    title = "egress, Gbps" if not rate else f"egress, Gbps (link: {rate:g})"
+    return _over_time(run.egress, _names(run), title, width)
+
+
+def queued(run: RunData, width: int) -> Spec | None:
+    return _over_time(run.queued, _names(run), "requests waiting for prefill", width)
+
+
+def decoding(run: RunData, width: int) -> Spec | None:
+    return _over_time(run.decoding, _names(run), "requests in decode batches", width)
+
+
+def threshold(run: RunData, width: int) -> Spec | None:
+    return _with_events(run, run.thresholds, "threshold, tokens", width)
+
+
+def roles(run: RunData, width: int) -> Spec | None:
+    return _with_events(run, run.prefill_roles, "instances in prefill", width)
+
+
+def _with_events(run: RunData, series: Mapping[str, Series], title: str, width: int) -> Spec | None:
+    names = [name for name in _names(run) if name in series]
+    rows = [
+        {"name": name, "x": float(x) / 60, "y": float(y)}
+        for name in names
+        for x, y in zip(series[name].times_s, series[name].values, strict=True)
+        if not np.isnan(y)
+    ]
+    if not rows:
+        return None
+    layers: list[Any] = []
+    events = [{"x": event.time_s / 60} for name in names for event in run.events.get(name, [])[:40]]
+    if events:
+        layers.append(
+            alt.Chart(_data(events))
+            .mark_rule(color=theme.MUTED, strokeDash=[2, 3])
+            .encode(x=alt.X("x:Q"))
+        )
+    layers.append(
+        alt.Chart(_data(rows))
+        .mark_line(interpolate="step-after")
+        .encode(
+            x=alt.X("x:Q", title="time since the phase began, minutes"),
+            y=alt.Y("y:Q", title=title, scale=alt.Scale(zero=True)),
+            color=_colour(names, width),
+            strokeDash=_dash(names),
+        )
+    )
+    return _finish(alt.layer(*layers), width, 200)
+
+
+def measured_point(run: RunData) -> tuple[float, float] | None:
+    """(threshold, capacity) of the configuration with a threshold, as measured."""
+    for each in run.summary.configurations:
+        if each.threshold_tokens is not None and each.capacity.paper is not None:
+            return each.threshold_tokens, each.capacity.paper
+    return None
+
+
+def figure_5(run: RunData, width: int) -> Spec | None:
+    curve = run.extras.curve
+    if curve is None:
+        return None
+    stages = {
+        "remote prefill": curve.prfaas,
+        "local prefill": curve.local_prefill,
+        "decode": curve.decode,
+    }
+    rows = [
+        {"name": name, "x": t / 1000, "y": rate}
+        for name, rates in stages.items()
+        for t, rate in zip(curve.threshold_tokens, rates, strict=True)
+        if rate is not None
+    ]
+    names = list(stages)
+    top = 2.2 * min(max(rate for rate in rates if rate) for rates in (curve.decode,))
+    line = (
+        alt.Chart(_data(rows))
+        .mark_line(clip=True)
+        .encode(
+            x=alt.X("x:Q", title="threshold, thousand tokens"),
+            y=alt.Y("y:Q", title="sustained rate of all requests, requests/s",
+                    scale=alt.Scale(domain=[0, top])),
+            color=_colour(names, width),
+            strokeDash=_dash(names),
+        )
+    )  # fmt: skip
+    point = measured_point(run)
+    if point is None:
+        return _finish(line, width)
+    mark = (
+        alt.Chart(_data([{"x": point[0] / 1000, "y": point[1]}]))
+        .mark_point(shape="diamond", size=140, color=theme.INK, filled=True)
+        .encode(x="x:Q", y="y:Q")
+    )
+    return _finish(line + mark, width)
+
+
+def fidelity_points(run: RunData) -> list[dict[str, Any]]:
+    """Measured against predicted, for each figure that has both: the error in percent."""
+    rows = []
+
+    def add(each: ConfigurationSummary, figure: str, measured: Measured) -> None:
+        if measured.error is not None:
+            rows.append({"name": each.name, "figure": figure, "error": 100 * measured.error})
+
+    for each in run.summary.configurations:
+        add(each, "capacity", each.capacity)
+        add(each, "capacity / homogeneous", each.capacity_ratio)
+        capacity_phase = each.phase(run.summary.capacity_phase)
+        if capacity_phase is not None:
+            add(each, "egress mean", capacity_phase.egress.mean_gbps)
+            add(each, "offloaded share", capacity_phase.offloaded_share)
+        latency = each.phase(run.summary.latency_phase)
+        if latency is not None:
+            for statistic in ("mean", "p50", "p90", "p99"):
+                add(each, f"TTFT {statistic}", getattr(latency.ttft, statistic))
+            add(each, "TPOT mean", latency.tpot.mean)
+    return rows
+
+
+def fidelity(run: RunData, width: int) -> Spec | None:
+    rows = fidelity_points(run)
+    if not rows:
+        return None
+    names = [name for name in _names(run) if any(row["name"] == name for row in rows)]
+    figures = list(dict.fromkeys(row["figure"] for row in rows))
+    chart = (
+        alt.Chart(_data(rows))
+        .mark_point(size=70, filled=True)
+        .encode(
+            x=alt.X("error:Q", title="measured - model, % of the model"),
+            y=alt.Y("figure:N", sort=figures, title=None),
+            color=_colour(names, width),
+            shape=_shape(names),
+        )
+    )
+    zero = alt.Chart(_data([{"x": 0}])).mark_rule(color=theme.INK).encode(x="x:Q")
+    return _finish(zero + chart, width, 26 * len(figures) + 90)
+
+
+def cost(run: RunData, width: int) -> Spec | None:
+    key = "per 1,000 requests"
+    rows: list[dict[str, Any]] = [
+        {"name": name, "value": costs[key], "label": f"{costs[key]:.2f}", "model": None}
+        for name, costs in run.extras.cost.items()
+        if key in costs
+    ]
+    if not rows:
+        return None
+    title = f"cost of 1,000 requests at capacity, {run.extras.currency or 'relative'}"
+    return _bars(rows, [row["name"] for row in rows], title, width)

@@ -1,0 +1,237 @@
+"""Puts a report together: one HTML page without scripts or outside requests, and PNGs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+
+from results import metrics, table
+from results.report import theme
+from results.report.data import RunData
+from results.report.sections import SECTIONS, Section
+from results.summary import RunSummary
+
+#: Drawing widths in pixels: for pages wider than a phone, for phones, and for PNGs.
+WIDE, NARROW, PNG_WIDTH = 880, 340, 900
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A section of one run, ready for the page."""
+
+    section: Section
+    wide: str
+    narrow: str
+    reading: str
+    rows: list[list[str]]
+
+
+def _svg(spec: dict[str, Any]) -> str:
+    return str(vl_convert.vegalite_to_svg(spec))
+
+
+def draw(run: RunData, prefix: str) -> list[Drawn]:
+    """Every section that has something to show."""
+    drawn = []
+    for section in SECTIONS:
+        wide, narrow = section.chart(run, WIDE), section.chart(run, NARROW)
+        if wide is None or narrow is None:
+            continue
+        drawn.append(
+            Drawn(
+                section,
+                theme.for_page(_svg(wide), f"{prefix}-{section.key}-w"),
+                theme.for_page(_svg(narrow), f"{prefix}-{section.key}-n"),
+                section.reading(run),
+                _numbers(wide),
+            )
+        )
+    return drawn
+
+
+def _numbers(spec: dict[str, Any], limit: int = 60) -> list[list[str]]:
+    """The chart's largest data set as rows with a header; thinned out to `limit` rows."""
+    sets = [spec.get("data"), *(layer.get("data") for layer in spec.get("layer", ()))]
+    values: list[dict[str, Any]] = max(
+        (each["values"] for each in sets if each and "values" in each), key=len, default=[]
+    )
+    if not values:
+        return []
+    columns = [key for key in values[0] if key not in ("order", "label")]
+    step = max(1, -(-len(values) // limit))
+    rows = [[_cell(row.get(key)) for key in columns] for row in values[::step]]
+    return [[_HEADINGS.get(key, key) for key in columns], *rows]
+
+
+_HEADINGS = {
+    "name": "configuration",
+    "x": "x",
+    "y": "y",
+    "p90": "P90, s",
+    "mean": "mean, s",
+    "rate": "requests/s",
+    "error": "error, %",
+}
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return table.number(value, 4) if isinstance(value, int | float) else str(value)
+
+
+def page(runs: Sequence[RunData], drawn: Sequence[Sequence[Drawn]]) -> str:
+    """The whole page."""
+    css = files("results.report").joinpath("report.css").read_text()
+    title = f"prfaas-bench: {', '.join(run.summary.name for run in runs)}"
+    body = [
+        f'<a class="skip" href="#main">Skip to the comparison</a><h1>{escape(title)}</h1>',
+        f'<p class="lede">{escape(_lede(runs))}</p>',
+        _navigation(runs, drawn),
+        '<main id="main">',
+    ]
+    for at, (run, sections) in enumerate(zip(runs, drawn, strict=True)):
+        body.append(_run(run, sections, at, many=len(runs) > 1))
+    body += [_definitions(), "</main>", "<footer><p>Written by prfaas-bench. Everything on this "
+             "page is in the run directories as Parquet and JSON.</p></footer>"]  # fmt: skip
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>'
+        f":root{{{theme.css_variables(False)}}}"
+        f"@media (prefers-color-scheme:dark){{:root{{{theme.css_variables(True)}}}}}"
+        f"{css}</style></head><body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _lede(runs: Sequence[RunData]) -> str:
+    said = []
+    for run in runs:
+        found = run.summary
+        text = f"{found.name}: {found.mode}"
+        if found.workload:
+            text += f", {found.workload} workload"
+        if found.seed is not None:
+            text += f", seed {found.seed}"
+        if found.commit:
+            text += f", commit {found.commit[:12]}"
+        said.append(text)
+    return "; ".join(said) + "."
+
+
+def _navigation(runs: Sequence[RunData], drawn: Sequence[Sequence[Drawn]]) -> str:
+    items = []
+    for at, (run, sections) in enumerate(zip(runs, drawn, strict=True)):
+        prefix = f"{run.summary.name}: " if len(runs) > 1 else ""
+        items.append(f'<li><a href="#r{at}">{escape(prefix)}Comparison</a></li>')
+        items += [
+            f'<li><a href="#r{at}-{each.section.key}">{escape(each.section.title)}</a></li>'
+            for each in sections
+        ]
+    items.append('<li><a href="#definitions">Definitions</a></li>')
+    return f'<nav aria-label="Sections"><ul>{"".join(items)}</ul></nav>'
+
+
+def _run(run: RunData, sections: Sequence[Drawn], at: int, many: bool) -> str:
+    heading = f"Comparison: {run.path.name}" if many else "Comparison"
+    parts = [f'<section aria-labelledby="r{at}"><h2 id="r{at}">{escape(heading)}</h2>']
+    parts.append(_comparison(run.summary))
+    parts += [f'<p class="note">{escape(line)}</p>' for line in table.notes(run.summary)]
+    for each in sections:
+        parts.append(_figure(each, f"r{at}-{each.section.key}", run))
+    parts.append("</section>")
+    return "".join(parts)
+
+
+def _comparison(run: RunSummary) -> str:
+    head = "".join(f'<th scope="col">{escape(each.name)}</th>' for each in run.configurations)
+    rows = []
+    for row in table.comparison_rows(run):
+        kind = ' class="group"' if row.group else ""
+        cells = "".join(f"<td>{_with_model(text)}</td>" for text in row.cells)
+        rows.append(f'<tr{kind}><th scope="row">{escape(row.label.strip())}</th>{cells}</tr>')
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Comparison table">'
+        f'<table><thead><tr><th scope="col">figure</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _with_model(text: str) -> str:
+    measured, bracket, model = text.partition(" [")
+    if not bracket:
+        return escape(text)
+    return f'{escape(measured)} <span class="model">[{escape(model)}</span>'
+
+
+def _figure(each: Drawn, anchor: str, run: RunData) -> str:
+    label = escape(f"{each.section.title}. {each.reading}", quote=True)
+    events = ""
+    if each.section.key in ("threshold", "roles"):
+        events = _events(run)
+    return (
+        f'<h3 id="{anchor}">{escape(each.section.title)}</h3>'
+        f"<figure><figcaption>{escape(each.reading)}</figcaption>"
+        f'<div class="wide" role="img" aria-label="{label}">{each.wide}</div>'
+        f'<div class="narrow" role="img" aria-label="{label}">{each.narrow}</div>'
+        f"</figure>{events}{_details(each.rows)}"
+    )
+
+
+def _events(run: RunData) -> str:
+    rows = [
+        [name, f"{event.time_s / 60:.2f}", event.what]
+        for name, events in run.events.items()
+        for event in events[:60]
+    ]
+    if not rows:
+        return ""
+    return _details([["configuration", "minutes", "event"], *rows], "Events")
+
+
+def _details(rows: Sequence[Sequence[str]], title: str = "Numbers of this chart") -> str:
+    if not rows:
+        return ""
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows[1:]
+    )
+    return (
+        f"<details><summary>{escape(title)}</summary>"
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        "</div></details>"
+    )
+
+
+def _definitions() -> str:
+    rows = [[name, unit, definition] for name, (unit, definition) in metrics.DEFINITIONS.items()]
+    items = "".join(
+        f"<dt><strong>{escape(name)}</strong>{f' ({escape(unit)})' if unit else ''}</dt>"
+        f"<dd>{escape(definition)}</dd>"
+        for name, unit, definition in rows
+    )
+    return f'<h2 id="definitions">Definitions</h2><dl>{items}</dl>'
+
+
+def write_pngs(run: RunData, directory: Path) -> list[Path]:
+    """One PNG a chart, with its title, on white, at twice the size for sharp print."""
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for section in SECTIONS:
+        spec = section.chart(run, PNG_WIDTH)
+        if spec is None:
+            continue
+        spec["title"] = {"text": section.title, "subtitle": "", "offset": 12}
+        spec["background"] = theme.SURFACE
+        spec["padding"] = 16
+        path = directory / f"{section.key}.png"
+        path.write_bytes(vl_convert.svg_to_png(theme.for_png(_svg(spec)), scale=2.0))
+        written.append(path)
+    return written

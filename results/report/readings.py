@@ -1,0 +1,165 @@
+"""One sentence for each chart, made from the numbers it shows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from results.report import charts
+from results.report.data import RunData
+from results.table import number
+
+
+def capacity(run: RunData) -> str:
+    found = [each for each in run.summary.configurations if each.capacity.paper]
+    best = max(found, key=lambda each: each.capacity.paper or 0.0)
+    text = f"{best.name} sustains most, {number(best.capacity.paper)} requests/s"
+    ratio = best.capacity_ratio.paper
+    if ratio is not None and best.name != "homogeneous":
+        text += f", {number(ratio)} times homogeneous"
+    errors = [abs(each.capacity.error) for each in found if each.capacity.error is not None]
+    if errors:
+        text += f"; every bar is within {100 * max(errors):.1f} % of the throughput model"
+    return text + "."
+
+
+def ttft_distribution(run: RunData) -> str:
+    worst: tuple[float, str] | None = None
+    best: tuple[float, str] | None = None
+    for each in run.summary.configurations:
+        phase = each.phase(run.summary.latency_phase)
+        p90 = phase.ttft.p90.paper if phase else None
+        if p90 is not None:
+            worst = max(worst or (p90, each.name), (p90, each.name))
+            best = min(best or (p90, each.name), (p90, each.name))
+    if worst is None or best is None:
+        return "Too few requests for a P90."
+    if worst[1] == best[1]:
+        return f"P90 of {best[1]} is {number(best[0])} s."
+    return (
+        f"At the same offered rate P90 is least for {best[1]}, {number(best[0])} s, and greatest "
+        f"for {worst[1]}, {number(worst[0])} s; dotted lines mark 50 and 90 %."
+    )
+
+
+def ttft_split(run: RunData) -> str:
+    said = []
+    for each in run.summary.configurations:
+        phase = each.phase(run.summary.latency_phase)
+        if phase is None:
+            continue
+        split = phase.ttft_split
+        parts = {
+            "queueing": split.queue_s,
+            "prefill": split.prefill_s,
+            "transfer": split.transfer_s,
+            "decode admission": split.decode_admission_s,
+        }
+        known = {name: value for name, value in parts.items() if value is not None}
+        total = sum(known.values())
+        if total > 0:
+            largest = max(known, key=lambda name: known[name])
+            said.append(f"{each.name} {100 * known[largest] / total:.0f} % {largest}")
+    return "Largest part of the mean TTFT: " + ", ".join(said) + "."
+
+
+def ttft_over_load(run: RunData) -> str:
+    limit = run.summary.slo.ttft_s
+    if not limit:
+        return "TTFT rises without bound as the offered rate nears a configuration's capacity."
+    held: dict[str, float] = {}
+    for row in charts.load_points(run):
+        if row["p90"] <= limit:
+            held[row["name"]] = max(held.get(row["name"], 0.0), row["rate"])
+    if not held:
+        return f"No measured rate keeps TTFT P90 under {number(limit)} s (dashed)."
+    said = ", ".join(f"{name} {number(rate)}" for name, rate in held.items())
+    return (
+        f"Highest measured rates (requests/s) with TTFT P90 under {number(limit)} s (dashed): "
+        f"{said}."
+    )
+
+
+def egress(run: RunData) -> str:
+    said = []
+    for name, series in run.egress.items():
+        mean, peak = float(np.nanmean(series.values)), float(np.nanmax(series.values))
+        said.append(f"{name} {number(mean)} Gbps on average, {number(peak)} at most")
+    text = "; ".join(said)
+    if run.link_gbps:
+        greatest = max(float(np.nanmax(series.values)) for series in run.egress.values())
+        text += f": at most {100 * greatest / run.link_gbps:.0f} % of the link"
+    return text + "."
+
+
+def queued(run: RunData) -> str:
+    said = ", ".join(
+        f"{name} {np.nanmax(series.values):.0f}" for name, series in run.queued.items()
+    )
+    return f"Most waiting at once: {said}. A line that keeps rising is a stage that is overloaded."
+
+
+def decoding(run: RunData) -> str:
+    said = ", ".join(
+        f"{name} {np.nanmax(series.values):.0f}" for name, series in run.decoding.items()
+    )
+    return f"Most in decode at once: {said}."
+
+
+def _events(run: RunData, word: str) -> str:
+    count = sum(word in event.what for events in run.events.values() for event in events)
+    return f"{count} change{'' if count == 1 else 's'}"
+
+
+def threshold(run: RunData) -> str:
+    changes = _events(run, "threshold")
+    values = [series.values for series in run.thresholds.values()]
+    low, high = min(v.min() for v in values), max(v.max() for v in values)
+    if low == high:
+        return f"The threshold stayed at {low:,.0f} tokens."
+    return f"The threshold moved between {low:,.0f} and {high:,.0f} tokens ({changes})."
+
+
+def roles(run: RunData) -> str:
+    changes = _events(run, "prefill instances")
+    if changes.startswith("0"):
+        return "No instance changed its role in this phase."
+    return f"Instances moved between prefill and decode: {changes}; dotted lines mark events."
+
+
+def figure_5(run: RunData) -> str:
+    curve = run.extras.curve
+    assert curve is not None
+    lowest = [
+        min(rate for rate in rates if rate is not None)
+        for rates in zip(curve.prfaas, curve.local_prefill, curve.decode, strict=True)
+    ]
+    at = int(np.argmax(lowest))
+    text = (
+        f"By the model the stages together sustain most, {number(lowest[at])} requests/s, at a "
+        f"threshold of {curve.threshold_tokens[at]:,.0f} tokens, where the two prefill curves cross"
+    )
+    point = charts.measured_point(run)
+    if point is None:
+        return text + "."
+    return f"{text}; measured (diamond): {number(point[1])} at {point[0]:,.0f}."
+
+
+def fidelity(run: RunData) -> str:
+    rows = charts.fidelity_points(run)
+    errors = np.array([abs(row["error"]) for row in rows])
+    worst = rows[int(np.argmax(errors))]
+    return (
+        f"Half of the {len(rows)} figures are within {np.median(errors):.1f} % of the model; the "
+        f"farthest is {worst['figure']} of {worst['name']}, {worst['error']:+.1f} %."
+    )
+
+
+def cost(run: RunData) -> str:
+    key = "per 1,000 requests"
+    costs = {name: values[key] for name, values in run.extras.cost.items() if key in values}
+    cheapest = min(costs, key=lambda name: costs[name])
+    text = f"{cheapest} serves 1,000 requests for least, {number(costs[cheapest])}"
+    base = costs.get("homogeneous")
+    if base and cheapest != "homogeneous":
+        text += f", {100 * (1 - costs[cheapest] / base):.0f} % less than homogeneous"
+    return f"{text} ({run.extras.currency or 'relative prices'})."
