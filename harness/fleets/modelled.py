@@ -62,11 +62,22 @@ def build_fleet(
 ) -> ModelledFleet:
     """A fleet of any size; `profiles` by cluster. An instance that dies is not usable in the view
     from that moment until it is back."""
-    instances = {
-        spec.name: ModelledInstance(spec, profiles[spec.cluster], prefill, decode) for spec in specs
-    }
     signals = {ends: link.signals for ends, link in links.items()}
-    return ModelledFleet(instances, links, build_view(specs, profiles, signals))
+    view = build_view(specs, profiles, signals)
+
+    def serving(spec: InstanceSpec, usable: bool) -> None:
+        pools: Mapping[str, PrefillPool | DecodePool]
+        pools = view.prefill if spec.role is Role.PREFILL else view.decode
+        pool = pools[spec.cluster]
+        pool.set_usable(pool.names.index(spec.name), usable)
+
+    instances = {
+        spec.name: ModelledInstance(
+            spec, profiles[spec.cluster], prefill, decode, on_serving=serving
+        )
+        for spec in specs
+    }
+    return ModelledFleet(instances, links, view)
 
 
 def fluid_links(
