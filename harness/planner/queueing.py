@@ -77,9 +77,9 @@ class LoadedTtft:
         ]
 
     def at(self, rate_per_s: float) -> Ttft:
-        """TTFT over all requests at `rate_per_s`; infinite at or over the prefill capacity."""
+        """TTFT over all requests at `rate_per_s`; infinite where a queue grows without end."""
         queues = self._queues(rate_per_s)
-        if any(math.isinf(queue.wait_if_s) for queue in queues):
+        if self._overloads(rate_per_s) or any(math.isinf(queue.wait_if_s) for queue in queues):
             return Ttft(math.inf, math.inf, math.inf, math.inf)
         sizes = [row.typical_s.size for row in self._services]
         return _mixture(
@@ -87,6 +87,13 @@ class LoadedTtft:
             np.concatenate(self._weights),
             np.repeat([queue.waits for queue in queues], sizes),
             np.repeat([queue.wait_if_s for queue in queues], sizes),
+        )
+
+    def _overloads(self, rate_per_s: float) -> bool:
+        """Whether the link or decode, whose queues are not modelled, cannot follow at all."""
+        links = [stage for stage in self._capacity.stages if stage.link_bound]
+        return rate_per_s >= self._capacity.decode_per_s or any(
+            rate_per_s >= stage.rate_at_capacity() for stage in links
         )
 
     def _queues(self, rate_per_s: float) -> list[Queue]:

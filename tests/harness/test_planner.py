@@ -29,6 +29,7 @@ from harness.planner import (
     threshold_grid,
     unloaded_ttft,
 )
+from harness.planner.charts import text_chart
 from harness.planner.cost import (
     Operation,
     Prices,
@@ -168,6 +169,17 @@ def test_fig_5_crosses_at_the_optimum():
     assert max(points, key=lambda point: point.requests_per_s).threshold_tokens == 19_400
 
 
+def test_the_text_chart_marks_where_the_curves_meet():
+    points = threshold_curves(PAPER, Split(4, 3, 5), range(1000, 60_000, 1000), PUBLISHED)
+    chart = text_chart(points, width=60, height=12)
+    rows = [line[8:] for line in chart.splitlines()[:12]]
+    remote = [line.index("r") for line in rows if "r" in line]
+    local = [line.index("l") for line in rows if "l" in line]
+    assert remote == sorted(remote, reverse=True)  # rises to the right
+    assert local == sorted(local)  # falls to the right
+    assert chart.splitlines()[0].split()[0] == f"{2 * max(p.requests_per_s for p in points):.2f}"
+
+
 def test_costs_count_instances_and_egress():
     deployment = replace(
         PAPER,
@@ -253,6 +265,17 @@ def test_loaded_ttft_rises_with_load_and_bursts_and_meets_the_unloaded_at_none()
     assert p90[2] == pytest.approx(6.0, rel=0.05)
     assert loaded_ttft(free, best, 0.8 * rate, arrival_cv=3).p90_s == pytest.approx(19, rel=0.15)
     assert math.isinf(loaded_ttft(free, best, 1.01 * rate).mean_s)
+
+
+def test_loaded_ttft_is_unbounded_where_link_or_decode_cannot_follow():
+    scarce = replace(PAPER, link=LinkModel(5))
+    naive = capacity(scarce, Shape.NAIVE, Split(4, 0, 8))
+    assert naive.bottleneck == "link"
+    assert math.isfinite(loaded_ttft(scarce, naive, 0.99 * naive.requests_per_s).mean_s)
+    assert math.isinf(loaded_ttft(scarce, naive, 1.01 * naive.requests_per_s).mean_s)
+    slow = capacity(PAPER, Shape.NAIVE, Split(4, 0, 2))
+    assert slow.bottleneck == "decode"
+    assert math.isinf(loaded_ttft(PAPER, slow, 1.01 * slow.requests_per_s).mean_s)
 
 
 def test_highest_rate_meets_its_bound():
