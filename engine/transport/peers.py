@@ -1,9 +1,10 @@
-"""Two small workers for measurements and fault tests: one sends caches, the other takes them.
+"""Two small workers for measurements and fault tests: one takes caches, the other sends them.
 
-    python -m engine.transport.peers sink   '{"host": ..., "layout": ...}'   prints {"port": ...}
-    python -m engine.transport.peers source '{"to": [host, port], ...}'      prints one result
+    python -m engine.transport.peers sink   '{"host": "127.0.0.1", "arena_bytes": 1048576}'
+    python -m engine.transport.peers source '{"arena_bytes": 1048576}'
 
-Each runs in a process (and, for links, a network namespace) of its own and speaks JSON lines.
+Each runs in a process (and, for links, a network namespace) of its own and speaks JSON lines: it
+prints where it listens, then answers each line it reads with one line, until its input closes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from engine.transport.arena import SharedArena
 from engine.transport.client import Arrival, Callbacks, DataPlane
 from engine.transport.messages import Key, Manifest
 from engine.transport.outbound import Peer
+from engine.transport.raw import RawSink, send_raw
 from engine.transport.regions import Kind, Range, Region, RegionSize
 from engine.transport.security import Security
 from engine.transport.settings import Settings
@@ -70,7 +72,7 @@ def _settings(options: dict[str, Any], incarnation: int, host: str) -> Settings:
 
 
 async def sink(options: dict[str, Any]) -> None:
-    """Serve until stdin closes; then print the plane's CPU seconds."""
+    """Prints {"port", "raw_port"}; answers any line with CPU seconds so far and caches taken."""
     arena = SharedArena.create(options["arena_bytes"])
     worker = Sink(arena)
     plane = await DataPlane.start(
@@ -78,47 +80,69 @@ async def sink(options: dict[str, Any]) -> None:
         _settings(options, 2, options["host"]),
         Callbacks(worker.on_offer, worker.on_commit, worker.on_abort),
     )
-    print(json.dumps({"port": plane.port}), flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    print(json.dumps({"cpu_s": cpu_s(plane.pid), "committed": worker.committed}), flush=True)
+    raw = RawSink(options["host"], arena)
+    print(json.dumps({"port": plane.port, "raw_port": raw.port}), flush=True)
+    while await _line():
+        answer = {
+            "cpu_s": cpu_s(plane.pid),
+            "raw_cpu_s": cpu_s(os.getpid()),
+            "committed": worker.committed,
+        }
+        print(json.dumps(answer), flush=True)
     await plane.close()
 
 
 async def source(options: dict[str, Any]) -> None:
-    """Send `repeats` caches of `layers` x `layer_bytes` (`pace_s` of compute a layer first); print
-    bytes, seconds and CPU seconds."""
-    layers, layer_bytes = options["layers"], options["layer_bytes"]
-    arena = SharedArena.create(layers * layer_bytes)
+    """Prints {}; each line is a job, answered with its seconds, CPU seconds and bytes.
+
+    job: to (host, port), layers, layer_bytes, chunk_bytes, pace_s (compute per layer before it may
+    be pushed), serial (push only after the last layer), or raw (that many plain sockets instead).
+    """
+    arena = SharedArena.create(options["arena_bytes"])
     block = os.urandom(1 << 20)
     for at in range(0, arena.size_bytes, len(block)):
         part = min(len(block), arena.size_bytes - at)
         arena.buffer[at : at + part] = block[:part]
     plane = await DataPlane.start(arena, _settings(options, 1, "127.0.0.1"))
-    regions = [RegionSize(Region(layer, Kind.KV), layer_bytes) for layer in range(layers)]
-    manifest = Manifest(tuple(regions), n_tokens=1, chunk_bytes=options.get("chunk_bytes", 1 << 20))
-    peer = Peer(options["to"][0], options["to"][1])
-    # The first transfer opens the connections and touches the memory.
-    results = []
-    for number in range(options.get("repeats", 1) + 1):
-        used = cpu_s(plane.pid)
-        started = time.perf_counter()
-        transfer = plane.offer(peer, Key(f"b{os.getpid()}-{number}"), manifest)
-        for layer, item in enumerate(regions):
-            if options.get("pace_s"):
-                await asyncio.sleep(started + (layer + 1) * options["pace_s"] - time.perf_counter())
-            transfer.push(item.region, [Range(layer * layer_bytes, layer_bytes)])
-        stats = await transfer.commit()
-        results.append(
-            {
-                "seconds": time.perf_counter() - started,
-                "cpu_s": cpu_s(plane.pid) - used,
-                "bytes": manifest.total_bytes,
-                "wire_bytes": stats.wire_bytes,
-                "resent": stats.resent,
-            }
-        )
-    print(json.dumps({"transfers": results[1:]}), flush=True)
+    print(json.dumps({}), flush=True)
+    number = 0
+    while line := await _line():
+        job = json.loads(line)
+        pid = os.getpid() if "raw" in job else plane.pid
+        used_s, started_s = cpu_s(pid), time.perf_counter()
+        if "raw" in job:
+            total = job["layers"] * job["layer_bytes"]
+            await asyncio.to_thread(send_raw, tuple(job["to"]), arena, total, job["raw"])
+            result = {"wire_bytes": total, "resent": 0}
+        else:
+            number += 1
+            result = await _send(plane, Key(f"{os.getpid()}-{number}"), job, started_s)
+        result["seconds"] = time.perf_counter() - started_s
+        result["cpu_s"] = cpu_s(pid) - used_s
+        print(json.dumps(result), flush=True)
     await plane.close()
+
+
+async def _send(plane: DataPlane, key: Key, job: dict[str, Any], started_s: float) -> dict:
+    size = job["layer_bytes"]
+    regions = tuple(RegionSize(Region(n, Kind.KV), size) for n in range(job["layers"]))
+    manifest = Manifest(regions, n_tokens=1, chunk_bytes=job.get("chunk_bytes", 1 << 20))
+    transfer = plane.offer(Peer(*job["to"]), key, manifest)
+    pieces = [(item.region, [Range(n * size, size)]) for n, item in enumerate(regions)]
+    for layer, piece in enumerate(pieces):
+        if job.get("pace_s"):
+            due_s = started_s + (layer + 1) * job["pace_s"]
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+        if not job.get("serial"):
+            transfer.push_many([piece])
+    if job.get("serial"):
+        transfer.push_many(pieces)
+    stats = await transfer.commit()
+    return {"wire_bytes": stats.wire_bytes, "resent": stats.resent}
+
+
+async def _line() -> str:
+    return await asyncio.to_thread(sys.stdin.readline)
 
 
 def main() -> int:
