@@ -13,7 +13,11 @@ from engine.scheduler import Item, Step
 
 if TYPE_CHECKING:
     from engine.cache.storage import CacheStorage
+    from engine.model.decode_graph import DecodeGraph
     from engine.model.model import Model
+
+#: Page table width of captured decode steps; a sequence with more pages takes the plain path.
+GRAPH_PAGES = 4096
 
 
 class Runner:
@@ -26,6 +30,19 @@ class Runner:
         self.storage = storage
         page = storage.layout.page_tokens
         self._pass_tokens = max(page, forward_tokens // page * page)
+        self._graph: DecodeGraph | None = None
+        if storage.device.type == "cuda":
+            from engine.model.decode_graph import DecodeGraph
+
+            self._graph = DecodeGraph(model, storage, GRAPH_PAGES)
+
+    def fence(self) -> torch.cuda.Event | None:
+        """Passes when what was written so far on this thread's stream is there; None on a CPU."""
+        if self.storage.device.type != "cuda":
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
 
     @torch.inference_mode()
     def execute(self, step: Step, on_layer: Callable[[int], None] | None = None) -> list[int]:
@@ -56,8 +73,7 @@ class Runner:
             if not pieces:
                 return [results[i] for i, item in enumerate(step.items) if item.samples]
             last = all(start == item.stop for start, item in zip(starts, step.items, strict=True))
-            batch = ForwardBatch.build(pieces, self.storage.layout.page_tokens, self.storage.device)
-            logits = self.model.forward(batch, self.storage, on_layer if last else None)
+            logits = self._forward(pieces, on_layer if last else None)
             rows = [
                 row
                 for row, index in enumerate(chosen)
@@ -71,6 +87,17 @@ class Runner:
                     [len(sequence.tokens) for sequence in sequences],
                 )
                 results.update(zip([chosen[row] for row in rows], tokens, strict=True))
+
+    def _forward(self, pieces: list[Piece], on_layer: Callable[[int], None] | None) -> torch.Tensor:
+        graph = self._graph
+        if (
+            graph is not None
+            and len(pieces) <= graph.max_rows
+            and all(piece.is_decode and len(piece.pages) <= GRAPH_PAGES for piece in pieces)
+        ):
+            return graph.forward(pieces)
+        batch = ForwardBatch.build(pieces, self.storage.layout.page_tokens, self.storage.device)
+        return self.model.forward(batch, self.storage, on_layer)
 
 
 def _piece(item: Item, start: int, stop: int) -> Piece:

@@ -11,7 +11,7 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,12 @@ from engine.transport.errors import TransferRefused, TransportError
 from engine.transport.messages import Key as WireKey
 from engine.transport.messages import Manifest
 from engine.transport.outbound import Peer
-from engine.transport.regions import Kind, Region, RegionSize
+from engine.transport.regions import Region, RegionSize
 from engine.transport.settings import Settings
 from engine.worker.arrivals import Arrivals
 from engine.worker.engine import Job
-from engine.worker.errors import TransferFailed
+from engine.worker.errors import Rejected, TransferFailed
+from engine.worker.media import Medium, Parcel, Ranges, region_sizes
 from engine.worker.messages import Destination, Key, PrefillRequest
 
 log = logging.getLogger(__name__)
@@ -40,8 +41,6 @@ RETRY_S = 0.01
 
 #: Prefix of the refusal that tells the sender how much of the prompt is really held here.
 HELD = "held_tokens="
-
-Ranges = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +60,20 @@ class Courier:
     def __init__(
         self,
         layout: CacheLayout,
+        medium: Medium,
         pool: HybridPool,
         scheduler: Scheduler,
         arrivals: Arrivals,
         settings: Settings,
     ) -> None:
         self._layout = layout
+        self._medium = medium
         self._pool = pool
         self._scheduler = scheduler
         self._arrivals = arrivals
         self._settings = settings
         self._plane: DataPlane | None = None
+        self._inbound: dict[Key, Parcel] = {}
         #: Set while this worker takes caches; offers at other times are refused.
         self.receiving = False
         self.sent_bytes = 0
@@ -103,13 +105,14 @@ class Courier:
         held = self._held_pages(request) * self._layout.page_tokens
         peer = Peer(to.host, to.port, to.incarnation)
         while True:
+            parcel = await self._open(job, held)
             try:
                 transfer = self.plane.offer(
                     peer,
                     WireKey(request.key.request_id, request.key.attempt),
                     self._manifest(request, held),
                 )
-                return await self._deliver(transfer, job, held)
+                return await self._deliver(transfer, job, parcel)
             except TransferRefused as error:
                 known = error.reason.partition(HELD)[2]
                 if not known.isdigit() or int(known) >= held:
@@ -117,22 +120,36 @@ class Courier:
                 held = int(known)
             except TransportError as error:
                 raise TransferFailed(f"to {to.host}:{to.port}: {error}") from error
+            finally:
+                self._medium.close(parcel)
 
-    async def _deliver(self, transfer: Transfer, job: Job, held: int) -> Delivery:
+    async def _open(self, job: Job, held: int) -> Parcel:
+        sequence = job.sequence
+        assert sequence.lease is not None
+        while True:
+            try:
+                return self._medium.open(sequence.lease, sequence.prompt_tokens, held)
+            except PoolFull:
+                await asyncio.sleep(RETRY_S)
+            except NeverFits as error:
+                raise Rejected(str(error)) from error
+
+    async def _deliver(self, transfer: Transfer, job: Job, parcel: Parcel) -> Delivery:
         granted = asyncio.ensure_future(transfer.granted())
         granted.add_done_callback(lambda _: job.notify())
         try:
             layers = self._layout.config.layers
             for layer in range(layers):
                 # A refusal must show at once, not after the whole prompt is computed.
-                await job.until(lambda: granted.done() or job.layers > layer)  # noqa: B023
+                await job.until(lambda: granted.done() or len(job.fences) > layer)  # noqa: B023
                 if granted.done():
                     granted.result()
-                    await job.until(lambda: job.layers > layer)  # noqa: B023
+                    await job.until(lambda: len(job.fences) > layer)  # noqa: B023
                 assert job.started_s is not None
                 if job.duration_s:
                     await sleep_until(layer_due_s(job.started_s, job.duration_s, layer, layers))
-                transfer.push_many(self._pieces(layer, job, held))
+                await self._medium.load(parcel, layer, job.fences[layer])
+                transfer.push_many(self._medium.pieces(parcel, layer))
             await job.until(lambda: bool(job.times_s))
             sequence = job.sequence
             assert sequence.computed == sequence.prompt_tokens == transfer.manifest.n_tokens
@@ -164,8 +181,7 @@ class Courier:
         n_tokens = len(request.prompt)
         return Manifest(
             regions=tuple(
-                RegionSize(Region(layer, kind), size)
-                for layer, kind, size in _region_sizes(self._layout, n_tokens - held)
+                RegionSize(region, size) for region, size in self._regions(n_tokens - held)
             ),
             n_tokens=n_tokens,
             held_tokens=held,
@@ -173,10 +189,10 @@ class Courier:
             meta={"prompt": pack_tokens(request.prompt)},
         )
 
-    def _pieces(self, layer: int, job: Job, held: int) -> list[tuple[Region, Ranges]]:
-        lease = job.sequence.lease
-        assert lease is not None
-        return _layer_ranges(self._layout, layer, lease, held, job.sequence.prompt_tokens)
+    def _regions(self, n_tokens: int) -> Iterator[tuple[Region, int]]:
+        """Every region of a cache in which `n_tokens` latents cross, with its bytes."""
+        for layer in range(self._layout.config.layers):
+            yield from region_sizes(self._layout, layer, n_tokens)
 
     # -- receiving
 
@@ -188,10 +204,7 @@ class Courier:
             prompt = unpack_tokens(manifest.meta["prompt"])
         except (KeyError, TypeError, ValueError) as error:
             raise Refusal("the offer carries no prompt", retryable=False) from error
-        expected = {
-            Region(layer, kind): size
-            for layer, kind, size in _region_sizes(self._layout, manifest.n_tokens - held)
-        }
+        expected = dict(self._regions(manifest.n_tokens - held))
         found = {item.region: item.size_bytes for item in manifest.regions}
         if len(prompt) != manifest.n_tokens or held % page or found != expected:
             raise Refusal("the offer does not fit this model's cache layout", retryable=False)
@@ -204,24 +217,34 @@ class Courier:
             self._arrivals.expire(time.monotonic())
             try:
                 if not self._scheduler.starved:
-                    # Blocks behind those declared held are about to be written: its own.
-                    lease = self._pool.acquire(keys[: held // page], len(prompt), arriving=True)
+                    lease, parcel = self._reserve(keys, len(prompt), held)
                     break
             except PoolFull:
                 pass
             except NeverFits as error:
                 raise Refusal(str(error), retryable=False) from error
             await asyncio.sleep(RETRY_S)
-        if lease.reused_tokens != held:
-            known = lease.reused_tokens
-            lease.release()
-            raise Refusal(f"{HELD}{known}")
-        lease.keys = keys
         self._arrivals.reserve(key, prompt, manifest.tenant, lease)
-        ranges: dict[Region, Ranges] = {}
-        for layer in range(self._layout.config.layers):
-            ranges.update(_layer_ranges(self._layout, layer, lease, held, len(prompt)))
-        return ranges
+        self._inbound[key] = parcel
+        return {
+            region: ranges
+            for layer in range(self._layout.config.layers)
+            for region, ranges in self._medium.pieces(parcel, layer)
+        }
+
+    def _reserve(self, keys: list[int], n_tokens: int, held: int) -> tuple[Lease, Parcel]:
+        """Raises PoolFull, NeverFits or Refusal; then nothing is reserved."""
+        # Blocks behind those declared held are about to be written, so they must not be shared.
+        page = self._layout.page_tokens
+        lease = self._pool.acquire(keys[: held // page], n_tokens, arriving=True)
+        try:
+            if lease.reused_tokens != held:
+                raise Refusal(f"{HELD}{lease.reused_tokens}")
+            lease.keys = keys
+            return lease, self._medium.open(lease, n_tokens, held)
+        except BaseException:
+            lease.release()
+            raise
 
     async def _on_commit(self, wire_key: WireKey, arrival: client.Arrival) -> None:
         """Raising rejects the cache; `_on_abort` follows then."""
@@ -230,37 +253,19 @@ class Courier:
             raise ValueError("this attempt was abandoned")
         if arrival.first_token < 0:
             raise ValueError("no first token came with the cache")
+        await self._medium.land(self._inbound[key])
+        if self._arrivals.abandoned(key):
+            raise ValueError("this attempt was abandoned")
+        self._medium.close(self._inbound.pop(key))
         delivered = self._arrivals.deliver(key, arrival.first_token)
         assert len(delivered.prompt) == arrival.manifest.n_tokens
         self.received += 1
 
     def _on_abort(self, wire_key: WireKey) -> None:
-        self._arrivals.drop(Key(*wire_key))
-
-
-def _layer_ranges(
-    layout: CacheLayout, layer: int, lease: Lease, held: int, n_tokens: int
-) -> list[tuple[Region, Ranges]]:
-    """Where in the arena a lease's cache of one layer lies, without the first `held` tokens."""
-    pages = lease.pages[held // layout.page_tokens : layout.pages_for(n_tokens)]
-    ranges = layout.regions(layer, pages, lease.slot, n_tokens - held)
-    if layer in layout.state:
-        state, conv = ranges
-        return [(Region(layer, Kind.STATE), [state]), (Region(layer, Kind.CONV), [conv])]
-    return [(Region(layer, Kind.KV), ranges)]
-
-
-def _region_sizes(layout: CacheLayout, n_tokens: int) -> list[tuple[int, Kind, int]]:
-    """(layer, kind, bytes) of every region of a cache in which `n_tokens` latents cross."""
-    sizes = []
-    for layer in range(layout.config.layers):
-        if layer in layout.state:
-            sizes.append((layer, Kind.STATE, layout.state[layer].row_bytes))
-            sizes.append((layer, Kind.CONV, layout.conv[layer].row_bytes))
-        else:
-            row_bytes = layout.latents[layer].row_bytes
-            sizes.append((layer, Kind.KV, row_bytes // layout.page_tokens * n_tokens))
-    return sizes
+        key = Key(*wire_key)
+        self._arrivals.drop(key)
+        if (parcel := self._inbound.pop(key, None)) is not None:
+            self._medium.close(parcel)
 
 
 def pack_tokens(tokens: Sequence[int]) -> str:

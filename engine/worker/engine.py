@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.pacing import Pacing, Timeline, sleep_until
 from engine.scheduler import Item, Scheduler, Step
@@ -27,13 +27,16 @@ class StepRunner(Protocol):
 
     def execute(self, step: Step, on_layer: Callable[[int], None] | None = None) -> list[int]: ...
 
+    def fence(self) -> Any: ...
+
 
 @dataclass(slots=True, eq=False)
 class Job:
     """One sequence in the engine's hands, and what its owner may wait for. One owner, one waiter.
 
     `started_s` and `duration_s` (modelled; 0 without pacing) are of the step that ends the
-    prompt; `layers` counts the layers of it whose cache is written. Its last step was computed at
+    prompt; `fences` has one entry for each layer of it whose cache is
+    written (what `Runner.fence` gave then). Its last step was computed at
     `computed_s`; `times_s` are those of generated tokens.
     """
 
@@ -44,7 +47,7 @@ class Job:
     duration_s: float = 0.0
     compute_s: float = 0.0
     computed_s: float = 0.0
-    layers: int = 0
+    fences: list[Any] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     error: WorkerError | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -174,13 +177,14 @@ class EngineLoop:
             if item.samples and item.sequence.hand_over
         ]
 
-        def layer_written(layer: int) -> None:
+        def layer_written(layer: int, fence: Any) -> None:
             for job in pushing:
-                job.layers = layer + 1
+                assert len(job.fences) == layer
+                job.fences.append(fence)
                 job.notify()
 
         def on_layer(layer: int) -> None:
-            loop.call_soon_threadsafe(layer_written, layer)
+            loop.call_soon_threadsafe(layer_written, layer, self._runner.fence())
 
         try:
             tokens, began_s, done_s = await loop.run_in_executor(

@@ -20,12 +20,15 @@ from engine.worker.options import InputError, WorkerOptions
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """`arena` is the shared memory behind `storage`, which the data plane maps too."""
+    """`arena` is memory that the data plane maps too: that of `storage`, or, where `staged`, a
+    staging area beside it.
+    """
 
     model: Model
     storage: CacheStorage
     arena: SharedArena
     stop_tokens: frozenset[int]
+    staged: bool = False
 
     @property
     def layout(self) -> CacheLayout:
@@ -59,10 +62,11 @@ def load_engine(options: WorkerOptions) -> LoadedEngine:
         options.page_tokens,
         str(model.dtype).removeprefix("torch."),
     )
+    if model.device.type == "cuda":
+        arena = SharedArena.create(options.staging_mib << 20)
+        return LoadedEngine(model, CacheStorage(layout, model.device), arena, stop_tokens, True)
     arena = SharedArena.create(layout.nbytes)
-    on_gpu = model.device.type == "cuda"
-    storage = CacheStorage(layout, model.device, None if on_gpu else arena.buffer)
-    return LoadedEngine(model, storage, arena, stop_tokens)
+    return LoadedEngine(model, CacheStorage(layout, model.device, arena.buffer), arena, stop_tokens)
 
 
 def _end_of_text(directory: Path) -> frozenset[int]:

@@ -51,6 +51,7 @@ class WorkerOptions:
     data_host: str = "127.0.0.1"
     data_port: int = 0
     lanes: int = 4
+    staging_mib: int = 1024
     allow_plain: bool = False
     threads: int = 1
     grace_s: float = 2.0
@@ -109,6 +110,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lanes", type=int, default=4, metavar="N", help="TCP connections a peer (default: 4)"
     )
     parser.add_argument(
+        "--staging-mib",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="host memory through which caches of a GPU cross (default: 1024)",
+    )
+    parser.add_argument(
         "--allow-plain",
         action="store_true",
         help="KV traffic without TLS on addresses other than loopback",
@@ -128,6 +136,7 @@ def from_namespace(parsed: argparse.Namespace) -> WorkerOptions:
         ("max_batch", 1),
         ("threads", 1),
         ("lanes", 1),
+        ("staging_mib", 1),
         ("checkpoint_interval", 0),
         ("data_port", 0),
     ):
@@ -157,6 +166,7 @@ def from_namespace(parsed: argparse.Namespace) -> WorkerOptions:
         data_host=parsed.data_host,
         data_port=parsed.data_port,
         lanes=parsed.lanes,
+        staging_mib=parsed.staging_mib,
         allow_plain=parsed.allow_plain,
         threads=parsed.threads,
         grace_s=parsed.grace_s,

@@ -22,6 +22,7 @@ from engine.worker.courier import Courier, Delivery
 from engine.worker.engine import EngineLoop, Job
 from engine.worker.errors import Cancelled, NotReady, Rejected
 from engine.worker.loading import LoadedEngine
+from engine.worker.media import Direct, Staged
 from engine.worker.messages import DecodeRequest, Key, PrefillRequest
 from engine.worker.options import WorkerOptions
 
@@ -94,6 +95,7 @@ class Worker:
         self.arrivals = Arrivals(self._memory_freed)
         self.courier = Courier(
             engine.layout,
+            Staged(engine.storage, engine.arena) if engine.staged else Direct(engine.layout),
             self.pool,
             self.scheduler,
             self.arrivals,

@@ -9,7 +9,9 @@ import random
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from engine.cache.pool import Group
 from engine.scheduler import Limits

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine.cache.pool import Group
+from engine.cache.storage import CacheStorage
 from engine.pacing import Pacing
+from engine.transport.arena import SharedArena
 from engine.worker.loading import load_engine
 from engine.worker.options import WorkerOptions
 from engine.worker.worker import Worker
@@ -22,13 +25,22 @@ async def start_worker() -> AsyncIterator[Callable[..., Awaitable[Worker]]]:
     workers: list[Worker] = []
     crashes: list[BaseException] = []
 
-    async def start(pacing: Pacing | None = None, **options: Any) -> Worker:
+    async def start(pacing: Pacing | None = None, staging_bytes: int = 0, **options: Any) -> Worker:
         settings = WorkerOptions(
             socket=None,
             listen=None,
             **{"page_tokens": PAGE, "pages": 64, "slots": 16, "checkpoint_interval": 2, **options},
         )
-        worker = Worker(settings, load_engine(settings), pacing)
+        engine = load_engine(settings)
+        if staging_bytes:
+            # As on a GPU: the cache lies outside the arena.
+            engine = replace(
+                engine,
+                storage=CacheStorage(engine.layout),
+                arena=SharedArena.create(staging_bytes),
+                staged=True,
+            )
+        worker = Worker(settings, engine, pacing)
         await worker.start(crashes.append)
         workers.append(worker)
         return worker

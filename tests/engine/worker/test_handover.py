@@ -52,10 +52,13 @@ async def decode(worker, name, count, attempt=1, sampling=Sampling()) -> list[in
     return [token.id async for token in worker.stream(request.key, worker.take(request))]
 
 
+@pytest.mark.parametrize("staging_bytes", [0, 200_000])
 @pytest.mark.parametrize("model", ["tiny", "tiny-7to1"])
-async def test_tokens_equal_those_of_one_engine(model, start_worker, engine, nothing_leaked):
-    p = await start_worker(model=model, role="prefill")
-    d = await start_worker(model=model, role="decode")
+async def test_tokens_equal_those_of_one_engine(
+    model, staging_bytes, start_worker, engine, nothing_leaked
+):
+    p = await start_worker(model=model, role="prefill", staging_bytes=staging_bytes)
+    d = await start_worker(model=model, role="decode", staging_bytes=staging_bytes)
     prompts = {f"r{n}": prompt_of(length, n) for n, length in enumerate((1, 15, 16, 17, 130))}
     results = await asyncio.gather(
         *(p.prefill(asks(name, prompt, d)) for name, prompt in prompts.items())
@@ -69,6 +72,25 @@ async def test_tokens_equal_those_of_one_engine(model, start_worker, engine, not
         assert result.started_s <= result.finished_s <= result.delivered_s
         assert result.wire_bytes > p.engine.layout.request_bytes(len(prompt))
     await nothing_leaked(p, d)
+
+
+async def test_hits_and_cancellation_through_a_staging_area(start_worker, engine, nothing_leaked):
+    p = await start_worker(role="prefill", staging_bytes=100_000)
+    d = await start_worker(role="decode", staging_bytes=100_000)
+    first, second = prompt_of(50, 1, shared=40), prompt_of(150, 2, shared=40)
+    await p.prefill(asks("a", first, d))
+    await decode(d, "a", 2)
+    leaving = asyncio.create_task(p.prefill(asks("gone", prompt_of(200), d)))
+    await asyncio.sleep(0.005)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    await p.prefill(asks("b", second, d, held_tokens=32))
+    assert await decode(d, "b", 8) == engine().generate(second, 8)
+    with pytest.raises(Rejected, match="the staging area has 100000"):
+        await p.prefill(asks("c", prompt_of(1000), d))
+    await nothing_leaked(p, d)
+    for worker in (p, d):
+        assert worker.courier._medium._heap.taken_bytes == 0
 
 
 async def test_sampled_tokens_do_not_depend_on_where_they_are_drawn(start_worker, engine):
