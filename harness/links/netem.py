@@ -12,12 +12,13 @@ from harness.links.state import LinkError
 
 
 class NetemLink(VethLink):
-    """Packets are true (`gso_max_segs 1`): netem drops, delays and counts super-packets whole."""
+    """Packets are true unless the specification asks for bundles: netem drops, delays and counts
+    whole what local TCP hands it as one packet."""
 
     backend = "netem"
 
     def burst_segments(self, shape: Shape) -> int:
-        return 1
+        return self.spec.bundle_segments
 
     def _delay_line_bytes(self, index: int) -> int:
         """netem keeps delayed packets in the same queue: throughput x delay."""
@@ -29,29 +30,30 @@ class NetemLink(VethLink):
         self.state.description = "network namespaces + veth + netem: " + self.shape.describe()
         where = ["dev", self._interface(index), "root"]
         verb = "change" if self._configured else "add"
-        self._tc(index, "qdisc", verb, *where, "netem", *netem_words(shape))
+        bundle = self.spec.bundle_segments
+        self._tc(index, "qdisc", verb, *where, "netem", *netem_words(shape, bundle))
         listed = json.loads(self._tc(index, "-j", "qdisc", "show", *where))
-        complaint = disagreement(listed[0].get("options", {}) if listed else {}, shape)
+        complaint = disagreement(listed[0].get("options", {}) if listed else {}, shape, bundle)
         if complaint:
             raise LinkError(f"netem on {self._interface(index)} reads back {complaint}")
 
 
-def netem_words(shape: Shape) -> list[str]:
+def netem_words(shape: Shape, bundle: int = 1) -> list[str]:
     """tc's words for `shape`; each parameter is given, as `change` keeps what is left out."""
-    words = ["limit", str(limit_packets(shape)), "delay", f"{round(shape.delay_s * 1e6)}us"]
+    words = ["limit", str(limit_packets(shape, bundle)), "delay", f"{round(shape.delay_s * 1e6)}us"]
     if shape.jitter_s:
         words.append(f"{round(shape.jitter_s * 1e6)}us")
     words += _loss_words(LossModel(loss_good=1.0) if shape.down else shape.loss)
     return [*words, "rate", f"{round(shape.rate_bps)}bit"]
 
 
-def limit_packets(shape: Shape) -> int:
-    """netem's limit counts packets on the delay line and in the queue together."""
+def limit_packets(shape: Shape, bundle: int = 1) -> int:
+    """netem's limit counts packets, of `bundle` segments, on the delay line and in the queue."""
     on_the_way = shape.rate_bps / 8 * (shape.delay_s + shape.jitter_s)
-    return max(2, math.ceil((on_the_way + shape.queue_bytes) / FRAME_BYTES))
+    return max(2, math.ceil((on_the_way + shape.queue_bytes) / (FRAME_BYTES * bundle)))
 
 
-def disagreement(options: dict[str, Any], shape: Shape) -> str:
+def disagreement(options: dict[str, Any], shape: Shape, bundle: int = 1) -> str:
     """What `tc -j qdisc show` says that `shape` did not ask for, or ""."""
     found_rate = options.get("rate", {}).get("rate", 0) * 8
     if abs(found_rate - shape.rate_bps) > 0.01 * shape.rate_bps:
@@ -59,8 +61,9 @@ def disagreement(options: dict[str, Any], shape: Shape) -> str:
     found_delay = options.get("delay", {}).get("delay", 0.0)
     if abs(found_delay - shape.delay_s) > 20e-6:
         return f"delay {found_delay} s instead of {shape.delay_s:g}"
-    if options.get("limit", limit_packets(shape)) != limit_packets(shape):
-        return f"limit {options['limit']} instead of {limit_packets(shape)}"
+    limit = limit_packets(shape, bundle)
+    if options.get("limit", limit) != limit:
+        return f"limit {options['limit']} instead of {limit}"
     return ""
 
 

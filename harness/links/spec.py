@@ -155,6 +155,13 @@ class LinkSpec(_Strict):
     reverse: ReverseSpec = Field(default=ReverseSpec(), description="how the way back differs")
     schedule: tuple[Step, ...] = Field(default=(), description="changes in time, in order of at_s")
     sine: Sine | None = Field(default=None, description="a swinging rate, instead of a schedule")
+    bundle_segments: int = Field(
+        default=1,
+        ge=1,
+        le=43,
+        description="netem: segments that local TCP may hand over as one packet. More cost less of "
+        "the processor, but netem delays, counts and would drop them whole: only without loss",
+    )
     backend: Backend = Field(
         default="auto", description="auto takes the best that this host offers"
     )
@@ -174,6 +181,11 @@ class LinkSpec(_Strict):
             raise ValueError("reverse.queue_ms and reverse.queue_bytes are both given; give one")
         if self.schedule and self.sine:
             raise ValueError("schedule and sine are both given; give one")
+        lossy = self.loss or self.reverse.loss or any(step.loss for step in self.schedule)
+        if self.bundle_segments > 1 and lossy:
+            raise ValueError(
+                "bundle_segments above 1 would lose whole bundles; leave it or the loss"
+            )
         times = [step.at_s for step in self.schedule]
         if times != sorted(times):
             raise ValueError("schedule is not in order of at_s")
@@ -254,6 +266,7 @@ class LinkSpec(_Strict):
                 until_s=sine.until_s / time_scale,
                 step_s=time(sine.step_s),
             ),
+            bundle_segments=self.bundle_segments,
             backend=self.backend,
         )
 
