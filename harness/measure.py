@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 
 import numpy as np
 
@@ -83,6 +84,8 @@ async def run_phase(
     data = PhaseData(phase)
     loop = asyncio.get_running_loop()
     scale = fleet.scale
+    # A trace is opened and sorted for its first request: not on the clock.
+    first = list(islice(requests, 1))
     origin_s = loop.time()
 
     def recorded(record: RequestRecord) -> None:
@@ -95,7 +98,7 @@ async def run_phase(
     )
     try:
         data.counts = await replay(
-            requests,
+            chain(first, requests),
             router.serve,
             recorded,
             origin_s=origin_s,
