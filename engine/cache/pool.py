@@ -117,8 +117,8 @@ class _Numbers:
         self._fresh += 1
         return self._fresh - 1
 
-    def give(self, number: int) -> None:
-        self._freed.append(number)
+    def give(self, numbers: Sequence[int]) -> None:
+        self._freed += numbers
 
 
 class Lease:
@@ -297,9 +297,10 @@ class HybridPool:
         usable = self._usable(chain, prompt_tokens)
         hit = Hit(len(chain) * size, usable)
         shared = chain if arriving else chain[: usable // size]
+        idle = self._idle
         for block in shared:
             if not block.refs:
-                del self._idle[block.key]
+                del idle[block.key]
             block.refs += 1
         lease = Lease(self, list(keys), hit, shared)
         source = shared[-1] if shared and not arriving else None
@@ -344,31 +345,34 @@ class HybridPool:
         self._add_pages(lease, total)
 
     def _add_pages(self, lease: Lease, total: int) -> None:
-        pages = lease.pages
+        pages, numbers = lease.pages, self._pages
+        wanted = total - len(pages)
+        for _ in range(min(wanted, len(numbers))):
+            pages.append(numbers.take())
         while len(pages) < total:
-            if not len(self._pages):
-                self._evict(next(iter(self._idle.values())))
-            pages.append(self._pages.take())
+            pages.append(self._evict())
 
     def _commit(self, lease: Lease, n_tokens: int) -> None:
         size = self.block_tokens
         full = min(n_tokens // size, len(lease.keys))
-        shared = lease._shared
-        while lease._sharing and len(shared) < full:
-            key = lease.keys[len(shared)]
-            if key in self._blocks:
-                # Another sequence computed the same block meanwhile. This one keeps its own copy: a
-                # block table never changes under a reader, and a chain stays pinned as a whole.
-                lease._sharing = False
-                break
-            block = _Block(key, lease.pages[len(shared)])
-            self._blocks[key] = block
-            shared.append(block)
-            self._kv.stored += 1
-            self._tell(Group.KV, True, key)
+        shared, blocks, first = lease._shared, self._blocks, len(lease._shared)
+        if lease._sharing and first < full:
+            for key, page in zip(lease.keys[first:full], lease.pages[first:full], strict=True):
+                if key in blocks:
+                    # Another sequence computed the same block meanwhile. This one keeps its own
+                    # copy: a block table never changes under a reader, and a chain stays pinned
+                    # as a whole.
+                    lease._sharing = False
+                    break
+                blocks[key] = block = _Block(key, page)
+                shared.append(block)
+            self._kv.stored += len(shared) - first
+            if self._on_event is not None:
+                for block in shared[first:]:
+                    self._tell(Group.KV, True, block.key)
         for boundary in [n for n in lease._pending if n <= n_tokens]:
             slot = lease._pending.pop(boundary)
-            held = self._blocks.get(lease.keys[boundary // size - 1])
+            held = blocks.get(lease.keys[boundary // size - 1])
             if held is None or held.slot >= 0:
                 self._free_slot(slot)
                 continue
@@ -384,8 +388,11 @@ class HybridPool:
             self._free_slot(slot)
         lease._pending.clear()
         self._free_slot(lease.slot)
-        for page in lease.pages[len(lease._shared) :]:
-            self._free_page(page)
+        own = lease.pages[len(lease._shared) :]
+        self._pages.give(own)
+        if self._on_freed is not None:
+            for page in own:
+                self._on_freed(Group.KV, page)
         self._unpin(lease._shared)
         self.leases -= 1
 
@@ -418,24 +425,23 @@ class HybridPool:
         self._state.evicted += 1
         self._tell(Group.STATE, False, block.key)
 
-    def _evict(self, block: _Block) -> None:
-        del self._idle[block.key]
-        del self._blocks[block.key]
+    def _evict(self) -> int:
+        """Drop the least recently used idle block, with its checkpoint; returns its page."""
+        key, block = self._idle.popitem(last=False)
+        del self._blocks[key]
         if block.slot >= 0:
             slot = block.slot
             self._detach(block)
             self._free_slot(slot)
-        self._free_page(block.page)
         self._kv.evicted += 1
-        self._tell(Group.KV, False, block.key)
-
-    def _free_page(self, page: int) -> None:
-        self._pages.give(page)
         if self._on_freed is not None:
-            self._on_freed(Group.KV, page)
+            self._on_freed(Group.KV, block.page)
+        if self._on_event is not None:
+            self._tell(Group.KV, False, key)
+        return block.page
 
     def _free_slot(self, slot: int) -> None:
-        self._slots.give(slot)
+        self._slots.give((slot,))
         if self._on_freed is not None:
             self._on_freed(Group.STATE, slot)
 
