@@ -12,12 +12,12 @@ the lower capacity, and the one that a run converges to.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from harness.planner.cost import Operation, Prices, cost_per_hour, cost_per_request
 from harness.planner.link import IDEAL_LINK, LinkModel
-from harness.profiles import Profile
+from harness.profiles import Profile, ProfileError
 from workloads.lengths import LengthDistribution
 
 GB = 1e9
@@ -155,7 +155,7 @@ def _mean_length(lengths: LengthDistribution, low: float | None, high: float | N
 def remote_stage(
     deployment: Deployment, n: int, share: float, low: float | None, reading: Reading
 ) -> Stage:
-    """Eq 3: the slower of the instances and the link. `share` may still change (see `shared`)."""
+    """Eq 3: the slower of the instances and the link."""
     profile = deployment.remote
     if profile is None:
         raise ValueError("this configuration needs a remote profile")
@@ -223,26 +223,20 @@ def _balanced_stages(
     if n_local:
         stages.append(local_stage(deployment, n_local, 1.0, None, reading))
     total = sum(stage.per_s for stage in stages)
-    return tuple(
-        Stage(
-            stage.cluster,
-            stage.profile,
-            stage.n_instances,
-            stage.per_s / total,
-            None,
-            None,
-            stage.prefill_s,
-            stage.kv_bytes,
-            stage.per_s,
-            stage.link_bound,
-        )
-        for stage in stages
-    )
+    return tuple(replace(stage, share=stage.per_s / total) for stage in stages)
 
 
 def decode_batch(deployment: Deployment) -> int:
-    """BS_max: the largest batch whose step keeps the SLO; 0 when none does."""
+    """BS_max: the largest batch whose step keeps the SLO; 0 when none does.
+
+    Raises ProfileError when the local profile cannot decode.
+    """
     profile = deployment.local
+    if profile.decode is None:
+        raise ProfileError(
+            f"profile {profile.name}: decode is not profiled, and the local cluster must decode; "
+            "give another, or a file with [decode]"
+        )
     if deployment.slo_tokens_per_s is None:
         return profile.max_batch
     bound_s = (1 + deployment.slo_tolerance) / deployment.slo_tokens_per_s
@@ -279,18 +273,6 @@ def capacity(
     if shape is not Shape.THRESHOLD:
         threshold_tokens = None
     stages = prefill_stages(deployment, shape, split, threshold_tokens, reading)
-    return assemble(deployment, shape, split, threshold_tokens, reading, stages)
-
-
-def assemble(
-    deployment: Deployment,
-    shape: Shape,
-    split: Split,
-    threshold_tokens: float | None,
-    reading: Reading,
-    stages: tuple[Stage, ...],
-) -> Capacity:
-    """Capacity from stages that are already known (the search reuses them)."""
     decode = decode_per_s(deployment, split.n_decode)
     limits = [(decode, "decode")]
     for stage in stages:

@@ -12,7 +12,6 @@ from harness.planner.model import (
     Shape,
     Split,
     Stage,
-    assemble,
     capacity,
     local_stage,
     remote_stage,
@@ -133,7 +132,7 @@ def search(
     for n_prefill in range(0 if n_prfaas else 1, n_local):
         split = Split(n_prfaas, n_prefill, n_local - n_prefill)
         threshold = best_threshold(deployment, n_prfaas, n_prefill, reading, step_tokens, stages)
-        result = _at(deployment, split, threshold, reading)
+        result = capacity(deployment, Shape.THRESHOLD, split, threshold, reading)
         prefill_rate = stages.prefill_rate(threshold, n_prfaas, n_prefill)
         found.append((result.requests_per_s, prefill_rate, result))
         points.append(
@@ -162,16 +161,6 @@ def best_split(
     return max(splits, key=rate)
 
 
-def _at(deployment: Deployment, split: Split, threshold: float, reading: Reading) -> Capacity:
-    share = deployment.lengths.tail(threshold)
-    stages = []
-    if share > 0:
-        stages.append(remote_stage(deployment, split.n_prfaas, share, threshold, reading))
-    if share < 1:
-        stages.append(local_stage(deployment, split.n_prefill, 1 - share, threshold, reading))
-    return assemble(deployment, Shape.THRESHOLD, split, threshold, reading, tuple(stages))
-
-
 def threshold_curves(
     deployment: Deployment,
     split: Split,
@@ -181,7 +170,7 @@ def threshold_curves(
     """Fig 5 over t: both prefill stages' rates, which cross at the best threshold (Eq 7)."""
     points = []
     for threshold in thresholds:
-        result = _at(deployment, split, threshold, reading)
+        result = capacity(deployment, Shape.THRESHOLD, split, threshold, reading)
         remote = next((stage for stage in result.stages if stage.remote), None)
         local = next((stage for stage in result.stages if not stage.remote), None)
         points.append(

@@ -320,6 +320,11 @@ def test_plan_json_is_valid_for_an_override(capsys):
     assert plan["configurations"][0]["name"] == "homogeneous"
 
 
+def test_an_slo_that_no_batch_keeps_is_planned_as_no_capacity(capsys):
+    assert main(["plan", "bench", "--set", "slo.tokens_per_s=80"]) == 0
+    assert "decode" in capsys.readouterr().out
+
+
 def test_plan_for_a_trace_with_prices(capsys, tmp_path):
     path = tmp_path / "trace.jsonl"
     rows = [
@@ -349,6 +354,7 @@ def test_plan_for_a_trace_with_prices(capsys, tmp_path):
         (["plan", "paper", "--chart", "x.gif"], "needs a name that ends in"),
         (["plan", "paper", "--load", "2"], "--load 2: must lie between 0 and 1"),
         (["plan", "--trace", "/nowhere"], "no such file"),
+        (["plan", "paper", "--set", "profiles.pd=1t-h200"], "local cluster must decode"),
         (["plan", "--trace", "/nowhere", "--set", "a=1"], "--set changes an experiment"),
     ],
 )
