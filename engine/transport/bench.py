@@ -161,9 +161,13 @@ async def iperf3_gbps(place: Place, seconds: float, connections: int) -> tuple[f
     except (KeyError, ValueError):
         return None
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        # It serves one client and ends by itself, unless the client never came.
+        try:
+            async with asyncio.timeout(3):
+                await server.wait()
+        except TimeoutError:
             server.kill()
-        await server.wait()
+            await server.wait()
 
 
 async def run_bench(place: Place, plan: Plan) -> Result:

@@ -162,9 +162,10 @@ def _veth() -> Any:
     try:
         for name in names:
             _ip("netns", "add", name)
-        _ip("link", "add", "a", "netns", names[0], "type", "veth", "peer", "b", "netns", names[1])
+        pair = ("type", "veth", "peer", "name", "tt1", "netns", names[1])
+        _ip("-n", names[0], "link", "add", "tt0", *pair)
         for name, device, address in zip(
-            names, "ab", ("10.98.0.1/30", "10.98.0.2/30"), strict=True
+            names, ("tt0", "tt1"), ("10.98.0.1/30", "10.98.0.2/30"), strict=True
         ):
             _ip("-n", name, "addr", "add", address, "dev", device)
             for interface in (device, "lo"):
