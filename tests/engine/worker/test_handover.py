@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
+from engine.pacing import Pacing
 from engine.sequence import Sampling
+from engine.transport.client import Refusal
+from engine.transport.regions import Kind
 from engine.worker.errors import (
     Cancelled,
     NotReady,
@@ -312,3 +318,99 @@ async def test_a_failing_step_fails_its_requests_only(start_worker, nothing_leak
     await w.prefill(asks("b", prompt_of(40), None))
     assert await decode(w, "b", 3) == engine().generate(prompt_of(40), 3)
     await nothing_leaked(w)
+
+
+async def test_memory_is_reused_right_after_a_send(start_worker, engine, nothing_leaked):
+    """Room for two prompts at a time on either side: what was sent is overwritten at once."""
+    p = await start_worker(role="prefill", pages=14, slots=3, checkpoint_interval=0)
+    d = await start_worker(role="decode", pages=14, slots=3)
+    prompts = {f"r{n}": prompt_of(90 + n, n) for n in range(8)}
+
+    async def serve(name: str, prompt: list[int]) -> list[int]:
+        await p.prefill(asks(name, prompt, d))
+        return await decode(d, name, 4)
+
+    served = await asyncio.gather(*(serve(name, prompt) for name, prompt in prompts.items()))
+    alone = engine()
+    assert served == [alone.generate(prompt, 4) for prompt in prompts.values()]
+    await nothing_leaked(p, d)
+
+
+async def test_an_offer_without_the_state_is_refused(start_worker, nothing_leaked):
+    d = await start_worker(role="decode")
+    p = await start_worker(role="prefill")
+    whole = p.courier._manifest(asks("r", prompt_of(40), d), 0)
+    paged_half = replace(whole, regions=tuple(r for r in whole.regions if r.region.kind == Kind.KV))
+    with pytest.raises(Refusal, match="does not fit this model's cache layout"):
+        await d.courier._on_offer(("r", 1), paged_half)
+    too_short = replace(whole, n_tokens=39)
+    with pytest.raises(Refusal, match="does not fit this model's cache layout"):
+        await d.courier._on_offer(("r", 1), too_short)
+    await nothing_leaked(p, d)
+
+
+async def test_a_delivered_cache_is_byte_for_byte_the_one_sent(start_worker, nothing_leaked):
+    p = await start_worker(role="prefill")
+    d = await start_worker(role="decode")
+    prompt = prompt_of(77)
+    sent = {}
+    close = p.courier._medium.close
+
+    def keep(parcel):
+        sent.update(bytes_of(p, parcel.lease, 77))
+        close(parcel)
+
+    p.courier._medium.close = keep
+    await p.prefill(asks("r", prompt, d))
+    lease = d.arrivals._held[Key("r", 1)].lease
+    assert bytes_of(d, lease, 77) == sent
+    assert len(sent) == p.engine.layout.config.layers
+    d.abandon(Key("r", 1))
+    await nothing_leaked(p, d)
+
+
+def bytes_of(worker, lease, n_tokens) -> dict[int, bytes]:
+    layout = worker.engine.layout
+    views = {
+        layer: layout.regions(layer, lease.pages, lease.slot, n_tokens)
+        for layer in range(layout.config.layers)
+    }
+    return {
+        layer: b"".join(bytes(view) for view in worker.engine.arena.views(ranges))
+        for layer, ranges in views.items()
+    }
+
+
+async def test_paced_layers_leave_as_the_modelled_device_computes_them(
+    start_worker, engine, nothing_leaked
+):
+    pacing = Pacing.from_json(
+        {
+            "prefill": {"quadratic_s": [0.2, 0.0, 0.0]},
+            "decode": {"step_s": 0.08, "max_batch": 2, "phases": 4},
+        }
+    )
+    p = await start_worker(pacing, role="prefill")
+    d = await start_worker(pacing, role="decode")
+    pushed: list[float] = []
+    pieces = p.courier._medium.pieces
+
+    def timed(parcel, layer):
+        pushed.append(time.monotonic())
+        return pieces(parcel, layer)
+
+    p.courier._medium.pieces = timed
+    prompts = {f"r{n}": prompt_of(30 + n, n) for n in range(3)}
+    results = await asyncio.gather(*(p.prefill(asks(n, x, d)) for n, x in prompts.items()))
+    starts = [result.started_s for result in results]
+    # A queue of three: each starts at the modelled end of the one before, to the microsecond.
+    assert [b - a for a, b in pairwise(starts)] == pytest.approx([0.2, 0.2], abs=1e-6)
+    for job, start_s in enumerate(starts):
+        for layer in range(4):
+            assert pushed[4 * job + layer] >= start_s + 0.2 * (layer + 1) / 4
+        assert results[job].finished_s >= start_s + 0.2
+    # Three requests for a batch of two: the third is admitted when the first has ended.
+    alone = engine()
+    decoded = await asyncio.gather(*(decode(d, name, 4) for name in prompts))
+    assert decoded == [alone.generate(prompt, 4) for prompt in prompts.values()]
+    await nothing_leaked(p, d)

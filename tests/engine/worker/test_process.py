@@ -213,6 +213,33 @@ async def test_completions_as_openai_clients_see_them(owner, engine):
     assert owner.exit_of(pid) == -signal.SIGKILL
 
 
+async def test_a_killed_decode_worker_fails_the_transfer(owner, tmp_path):
+    pacing = tmp_path / "pace.json"
+    pacing.write_text(json.dumps({**PACING, "prefill": {"quadratic_s": [1.0, 0.0, 0.0]}}))
+    p = owner.fork("kp", "--role", "prefill", "--pacing", str(pacing))
+    d = owner.fork("kd", "--role", "decode")
+    async with client(owner, "kp") as to_p, client(owner, "kd") as to_d:
+        health = await call(to_d, "/health")
+        body = {
+            "request_id": "r1",
+            "attempt": 1,
+            "prompt": [5] * 50,
+            "destination": {**health["data"], "incarnation": health["incarnation"]},
+        }
+        prefilling = asyncio.create_task(call(to_p, "/prefill", body, status=502))
+        for _ in range(400):
+            if (await call(to_d, "/stats"))["arrivals"]:
+                break
+            await asyncio.sleep(0.01)
+        os.kill(d, signal.SIGKILL)
+        failed = await prefilling
+        assert failed["error"] == "transfer_failed"
+        stats = await call(to_p, "/stats")
+        assert (stats["jobs"], stats["leases"]) == (0, 0)
+    os.kill(p, signal.SIGTERM)
+    assert (owner.exit_of(d), owner.exit_of(p)) == (-signal.SIGKILL, 0)
+
+
 @pytest.mark.parametrize(
     ("argv", "status", "line"),
     [
