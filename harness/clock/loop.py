@@ -49,7 +49,7 @@ class TimeLimitError(DeadlockError):
 class _OrderedTask(asyncio.Task[Any]):
     """A task whose hash is its number, so that sets of tasks iterate in a reproducible order."""
 
-    def __init__(self, coro: Any, *, number: int, **options: Any) -> None:
+    def __init__(self, coro: Any, number: int, **options: Any) -> None:
         self.number = number
         super().__init__(coro, **options)
 
@@ -94,13 +94,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._task_count = number = self._task_count + 1
         if context is not None:
             options["context"] = context
-        return _OrderedTask(
-            coro,
-            number=number,
-            loop=self,
-            name=f"Task-{number}" if name is None else name,
-            **options,
-        )
+        return _OrderedTask(coro, number, loop=self, name=name, **options)
 
     def call_at(  # type: ignore[override]
         self,

@@ -12,18 +12,11 @@ _SHOWN = 20
 
 def describe_waiting(loop: asyncio.AbstractEventLoop) -> str:
     """One line per unfinished task of `loop`, oldest first, at most 20 of them."""
-    tasks = sorted(asyncio.all_tasks(loop), key=_age)
+    tasks = sorted(asyncio.all_tasks(loop), key=hash)  # a task's hash is its number
     lines = [f"  {task.get_name()}: {_where(task)}" for task in tasks[:_SHOWN]]
     if len(tasks) > _SHOWN:
         lines.append(f"  ... and {len(tasks) - _SHOWN} more")
     return "\n".join(lines) or "  (no task)"
-
-
-def _age(task: asyncio.Task[Any]) -> tuple[int, str]:
-    """Tasks are named in order of creation unless someone named them; those sort first."""
-    name = task.get_name()
-    _, _, number = name.rpartition("-")
-    return (int(number) if number.isdecimal() else -1, name)
 
 
 def _where(task: asyncio.Task[Any]) -> str:

@@ -48,16 +48,15 @@ class StepTimes:
     def step_s(self, batch: int, context_tokens: int) -> float:
         bucket_tokens = self.bucket_tokens
         bucket = context_tokens // bucket_tokens if bucket_tokens else 0
-        step_s = self._known.get((batch, bucket))
-        if step_s is None:
+        try:
+            return self._known[batch, bucket] * self.slowdown
+        except KeyError:
             middle = (bucket + 0.5) * bucket_tokens
-            step_s = self._known[batch, bucket] = self._profile.decode_step_s(batch, middle)
-        return step_s * self.slowdown
+            self._known[batch, bucket] = step_s = self._profile.decode_step_s(batch, middle)
+            return step_s * self.slowdown
 
     def steps_in_bucket(self, batch: int, context_tokens: int) -> int:
-        """Steps until a batch, one token more a sequence each, changes bucket; 0: never."""
-        if not self.bucket_tokens or not batch:
-            return 0
+        """Steps until a batch, one token more a sequence each, changes bucket."""
         left = self.bucket_tokens - context_tokens % self.bucket_tokens
         return -(-left // batch)
 

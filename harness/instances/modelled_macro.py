@@ -10,6 +10,8 @@ from typing import Protocol
 from harness.instances.modelled_batch import StepClock, StepTimes
 from results.records import TokenRun
 
+_NEVER = float("inf")
+
 
 class Member(Protocol):
     """A request of a batch. One that is done (cancelled, say) and was removed is skipped."""
@@ -72,11 +74,12 @@ class MacroBatch:
         self._running: list[tuple[int, int, Member]] = []
         self._admissions = 0
         self._batch = 0
-        #: Tokens of context of the running batch at boundary `_context_at`.
+        self._contextual = times.bucket_tokens > 0
+        #: Tokens of context of the running batch at boundary `_context_at`; 0 if of no matter.
         self._context_tokens = 0
         self._context_at = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = float("inf")
+        self._timer_s = _NEVER
         self._paused_s: float | None = None
         self._paused_boundary = 0
         self._was_running = False
@@ -157,7 +160,8 @@ class MacroBatch:
         """
         clock, running = self._clock, self._running
         now_s = self._loop.time()
-        self._skip_cancelled()
+        if running and running[0][2].done():
+            self._skip_cancelled()
         if self._batch:
             boundary = clock.next_boundary(now_s)
         else:
@@ -172,13 +176,16 @@ class MacroBatch:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._timer_s = float("inf")
-        self._skip_cancelled()
-        if not self._running:
+        self._timer_s = _NEVER
+        running = self._running
+        if running and running[0][2].done():
+            self._skip_cancelled()
+        if not running:
             return
         next_boundary = self._next_event()
-        if self._clock.at(next_boundary) > self._loop.time():
-            self._arm(self._clock.at(next_boundary))
+        next_s = self._clock.at(next_boundary)
+        if next_s > self._loop.time():
+            self._arm(next_s)
         else:
             self._pass_boundary(next_boundary)
 
@@ -190,30 +197,32 @@ class MacroBatch:
     def _next_event(self) -> int:
         """The boundary at which somebody leaves or the context changes bucket."""
         leaves = self._running[0][0]
-        steps = self._times.steps_in_bucket(self._batch, self._context_tokens)
-        return min(leaves, self._context_at + steps) if steps else leaves
+        if self._contextual:
+            steps = self._times.steps_in_bucket(self._batch, self._context_tokens)
+            return min(leaves, self._context_at + steps)
+        return leaves
 
     def _pass_boundary(self, boundary: int) -> None:
         """At `boundary`, which may lie ahead: who is done leaves, who waits comes in."""
         clock, running = self._clock, self._running
-        finished: list[Member] = []
+        finished: list[tuple[Member, list[TokenRun]]] = []
         while running and running[0][0] <= boundary:
             member = heapq.heappop(running)[2]
             if not member.done():
                 self._leave(member, boundary)
-                finished.append(member)
-        results = [clock.runs(member.admitted_at, boundary) for member in finished]
-        self._move_context(boundary)
-        self._admit(boundary)
+                finished.append((member, clock.runs(member.admitted_at, boundary)))
+        if self._contextual:
+            self._move_context(boundary)
+        if self._waiting:
+            self._admit(boundary)
         if self._batch:
-            step_s = self._times.step_s(self._batch, self._context_tokens)
-            clock.change_step(boundary, step_s)
+            clock.change_step(boundary, self._times.step_s(self._batch, self._context_tokens))
             self._arm(clock.at(self._next_event()))
         else:
             clock.close(boundary)
         if clock.crowded and running:
             clock.forget_before(min(member.admitted_at for _, _, member in running))
-        for member, runs in zip(finished, results, strict=True):
+        for member, runs in finished:
             member.finish(runs)
 
     def _admit(self, boundary: int) -> None:
@@ -223,14 +232,16 @@ class MacroBatch:
             member.admitted_at = boundary
             self._admissions += 1
             self._batch += 1
-            self._context_tokens += member.input_tokens + 1
+            if self._contextual:
+                self._context_tokens += member.input_tokens + 1
             leaves = boundary + member.output_tokens - 1
             heapq.heappush(self._running, (leaves, self._admissions, member))
 
     def _leave(self, member: Member, boundary: int) -> None:
-        self._move_context(boundary)
+        if self._contextual:
+            self._move_context(boundary)
+            self._context_tokens -= member.input_tokens + 1 + boundary - member.admitted_at
         self._batch -= 1
-        self._context_tokens -= member.input_tokens + 1 + boundary - member.admitted_at
 
     def _move_context(self, boundary: int) -> None:
         self._context_tokens += self._batch * (boundary - self._context_at)
@@ -248,4 +259,4 @@ class MacroBatch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._timer_s = float("inf")
+        self._timer_s = _NEVER

@@ -149,7 +149,10 @@ class FluidLink:
         """
         now_s = self._loop.time()
         flow.set_production(now_s, begin_s, end_s, paced_bytes, lump_bytes)
-        if flow.phase < _SENT:
+        if flow.phase is _IDLE and now_s < begin_s < end_s:
+            # Nothing to send yet, so nobody's share changes before it begins.
+            self._set_timer(flow, begin_s)
+        elif flow.phase < _SENT:
             self._classify(flow, now_s)
 
     def release(self, flow: Flow) -> None:
@@ -276,7 +279,8 @@ class FluidLink:
             return
         self._all_satisfied = False
         caps = [flow.cap for flow in self._backlogged]
-        level = water_level(max(0.0, self._rate - self._paced_sum), caps)
+        left = max(0.0, self._rate - self._paced_sum)
+        level = left if len(caps) == 1 else water_level(left, caps)
         if self._fastest_pace > level:
             self._fastest_pace = max((flow.pace for flow in self._paced), default=0.0)
         if self._fastest_pace > level:
@@ -300,10 +304,12 @@ class FluidLink:
             self._start_sampling(now_s)
         if flow.rates is not None:
             flow.note_rate(now_s, rate)
+        self._set_timer(flow, flow.next_change_s(now_s))
+
+    def _set_timer(self, flow: Flow, when_s: float) -> None:
         if flow.timer is not None:
             flow.timer.cancel()
             flow.timer = None
-        when_s = flow.next_change_s(now_s)
         if when_s != _NEVER:
             flow.timer = self._loop.call_at(when_s, self._on_change_due, flow)
 
