@@ -22,11 +22,12 @@ from engine.pacing import layer_due_s, sleep_until
 from engine.scheduler import Scheduler
 from engine.transport import client
 from engine.transport.client import Callbacks, DataPlane, Refusal, Transfer
+from engine.transport.codec import RAW
 from engine.transport.errors import TransferRefused, TransportError
 from engine.transport.messages import Key as WireKey
 from engine.transport.messages import Manifest
 from engine.transport.outbound import Peer
-from engine.transport.regions import Region, RegionSize
+from engine.transport.regions import Kind, Region, RegionSize
 from engine.transport.settings import Settings
 from engine.worker.arrivals import Arrivals
 from engine.worker.engine import Job
@@ -65,6 +66,7 @@ class Courier:
         scheduler: Scheduler,
         arrivals: Arrivals,
         settings: Settings,
+        state_codec: str = RAW,
     ) -> None:
         self._layout = layout
         self._medium = medium
@@ -72,6 +74,7 @@ class Courier:
         self._scheduler = scheduler
         self._arrivals = arrivals
         self._settings = settings
+        self._codecs = {} if state_codec == RAW else {Kind.STATE: state_codec}
         self._plane: DataPlane | None = None
         self._inbound: dict[Key, Parcel] = {}
         #: Set while this worker takes caches; offers at other times are refused.
@@ -186,6 +189,7 @@ class Courier:
             n_tokens=n_tokens,
             held_tokens=held,
             tenant=request.tenant,
+            codecs=self._codecs,
             meta={"prompt": pack_tokens(request.prompt)},
         )
 

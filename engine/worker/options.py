@@ -6,6 +6,10 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.transport.codec import CODECS, RAW
+from engine.transport.security import ANY, Security
+from engine.transport.sockets import is_loopback
+
 ROLES = ("prefill", "decode", "both")
 
 EPILOG = """\
@@ -53,6 +57,8 @@ class WorkerOptions:
     lanes: int = 4
     staging_mib: int = 1024
     allow_plain: bool = False
+    security: Security | None = None
+    state_codec: str = RAW
     threads: int = 1
     grace_s: float = 2.0
 
@@ -119,7 +125,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-plain",
         action="store_true",
-        help="KV traffic without TLS on addresses other than loopback",
+        help="no TLS on addresses other than loopback, for KV traffic and --listen",
+    )
+    for flag, what in (
+        ("certificate", "this instance's certificate; its common name is the identity"),
+        ("key", "its private key"),
+        ("authority", "certificate of the authority that signed all instances'"),
+    ):
+        parser.add_argument(
+            f"--{flag}", metavar="PEM", help=f"TLS 1.3, both sides: {what} (see prfaas certs)"
+        )
+    parser.add_argument(
+        "--tenants",
+        action="append",
+        default=[],
+        metavar="IDENTITY=TENANT,...",
+        help="whose caches an identity may send here; repeatable, * is any (default: *=*)",
+    )
+    parser.add_argument(
+        "--state-codec",
+        choices=CODECS,
+        default=RAW,
+        help="how the recurrent state crosses: as it is, or rounded to bfloat16 (default: raw)",
     )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads")
     parser.add_argument(
@@ -147,9 +174,17 @@ def from_namespace(parsed: argparse.Namespace) -> WorkerOptions:
         raise InputError(
             f"--step-tokens {parsed.step_tokens} is less than a page of {parsed.page_tokens}"
         )
+    listen = None if parsed.listen is None else _address(parsed.listen)
+    security = _security(parsed)
+    open_to_all = listen is not None and not is_loopback(listen[0])
+    if open_to_all and security is None and not parsed.allow_plain:
+        raise InputError(
+            f"--listen {parsed.listen} without TLS: give --certificate, --key and --authority, "
+            "or --allow-plain"
+        )
     return WorkerOptions(
         socket=parsed.socket,
-        listen=None if parsed.listen is None else _address(parsed.listen),
+        listen=listen,
         name=parsed.name,
         cluster=parsed.cluster,
         role=parsed.role,
@@ -168,9 +203,28 @@ def from_namespace(parsed: argparse.Namespace) -> WorkerOptions:
         lanes=parsed.lanes,
         staging_mib=parsed.staging_mib,
         allow_plain=parsed.allow_plain,
+        security=security,
+        state_codec=parsed.state_codec,
         threads=parsed.threads,
         grace_s=parsed.grace_s,
     )
+
+
+def _security(parsed: argparse.Namespace) -> Security | None:
+    paths = (parsed.certificate, parsed.key, parsed.authority)
+    if all(path is None for path in paths):
+        if parsed.tenants:
+            raise InputError("--tenants needs TLS: give --certificate, --key and --authority")
+        return None
+    if any(path is None for path in paths):
+        raise InputError("--certificate, --key and --authority go together")
+    tenants: dict[str, tuple[str, ...]] = {}
+    for rule in parsed.tenants:
+        identity, equals, names = rule.partition("=")
+        if not equals or not identity:
+            raise InputError(f"--tenants {rule}; IDENTITY=TENANT,... would do")
+        tenants[identity] = (*tenants.get(identity, ()), *names.split(","))
+    return Security(*paths, tenants or {ANY: (ANY,)})
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from engine.pacing import Pacing
 from engine.transport.errors import TransportError
+from engine.transport.security import server_context
 from engine.worker import options as worker_options
 from engine.worker.api import make_app
 from engine.worker.lifeline import die_with_parent
@@ -75,14 +76,23 @@ async def _serve(options: WorkerOptions) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, finish)
     worker = Worker(options, load_engine(options), pacing)
-    runner = web.AppRunner(make_app(worker), handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(
+        make_app(worker),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=options.grace_s,
+    )
     try:
         try:
             await worker.start(finish)
         except TransportError as error:
             raise StartFailed(f"data plane on {options.data_host}: {error}") from error
         await runner.setup()
-        await web.SockSite(runner, listener, shutdown_timeout=options.grace_s).start()
+        # The unix socket's file mode says who may use it; TCP is authenticated both ways.
+        context = None
+        if options.listen is not None and options.security is not None:
+            context = server_context(options.security)
+        await web.SockSite(runner, listener, ssl_context=context).start()
         log.info("%s ready as %s", options.socket or options.listen, options.role)
         crash = await stop
         if crash is not None:

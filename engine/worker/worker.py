@@ -106,7 +106,9 @@ class Worker:
                 port=options.data_port,
                 lanes=options.lanes,
                 allow_plain=options.allow_plain,
+                security=options.security,
             ),
+            options.state_codec,
         )
         self.jobs: dict[Key, Job] = {}
         self._deliveries: dict[Key, asyncio.Future[Delivery]] = {}

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+if importlib.util.find_spec("torch") is None:
+    collect_ignore = ["worker"]
+
 
 @pytest.fixture(scope="session")
 def engine() -> Callable[..., Any]:

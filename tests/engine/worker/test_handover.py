@@ -9,11 +9,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
 
 from engine.pacing import Pacing
 from engine.sequence import Sampling
+from engine.transport.certificates import make_authority, make_certificate
 from engine.transport.client import Refusal
 from engine.transport.regions import Kind
+from engine.transport.security import Security
 from engine.worker.errors import (
     Cancelled,
     NotReady,
@@ -97,6 +100,43 @@ async def test_hits_and_cancellation_through_a_staging_area(start_worker, engine
     await nothing_leaked(p, d)
     for worker in (p, d):
         assert worker.courier._medium._heap.taken_bytes == 0
+
+
+async def test_caches_cross_under_tls_to_those_who_may_send_them(
+    start_worker, engine, nothing_leaked, tmp_path
+):
+    authority = make_authority(tmp_path, 1)
+
+    def secured(name, tenants):
+        certificate, key = make_certificate(tmp_path, name, 1)
+        return Security(str(certificate), str(key), str(authority), tenants)
+
+    p = await start_worker(role="prefill", security=secured("p0", {}))
+    d = await start_worker(role="decode", security=secured("d0", {"p0": ("acme",)}))
+    prompt = prompt_of(60)
+    await p.prefill(asks("r", prompt, d, tenant="acme"))
+    assert await decode(d, "r", 4) == engine().generate(prompt, 4)
+    with pytest.raises(TransferFailed, match="p0 may not send caches of tenant 'other'"):
+        await p.prefill(asks("s", prompt, d, tenant="other"))
+    await nothing_leaked(p, d)
+
+
+async def test_a_rounded_state_stays_within_its_tolerance(start_worker, nothing_leaked):
+    p = await start_worker(role="prefill", state_codec="bf16")
+    d = await start_worker(role="decode")
+    exact = await start_worker(role="prefill")
+    prompt = prompt_of(60)
+    rounded = await p.prefill(asks("r", prompt, d))
+    whole = await exact.prefill(asks("s", prompt, d))
+    layout = d.engine.layout
+    halved = sum(array.row_bytes for array in layout.state.values()) // 2
+    assert whole.wire_bytes - rounded.wire_bytes == pytest.approx(halved, abs=64)
+    for states in d.engine.storage.state.values():
+        arrived = [states[d.arrivals._held[Key(name, 1)].lease.slot] for name in "rs"]
+        assert torch.allclose(arrived[0], arrived[1], rtol=2**-8, atol=0)
+    for name in "rs":
+        d.abandon(Key(name, 1))
+    await nothing_leaked(p, d, exact)
 
 
 async def test_sampled_tokens_do_not_depend_on_where_they_are_drawn(start_worker, engine):
