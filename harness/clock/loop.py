@@ -23,6 +23,9 @@ from harness.clock.waiting import describe_waiting
 
 T = TypeVar("T")
 
+_NEVER = float("inf")
+_LAST = 1.7e308  # the limit when there is none: still before never
+
 #: Cancelled timers are swept once they are more than this many and more than half of the heap.
 _SWEEP_AT = 128
 #: Passes of the loop at one instant after which the program is taken to be polling for a change
@@ -72,7 +75,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, until_s: float | None = None) -> None:
         super().__init__()
         self._now_s = 0.0
-        self._until_s = float("inf") if until_s is None else until_s
+        self._until_s = _LAST if until_s is None else min(until_s, _LAST)
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._scheduled_count = 0
         self._cancelled_count = 0
@@ -154,7 +157,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._cancelled_count = 0
 
     def _run_once(self) -> None:
-        """Pass after pass until the loop is stopped: run what is ready; when nothing is, jump."""
+        """Pass after pass until the loop is stopped: run what is ready; when nothing is, jump to
+        the time of the next timer."""
         ready, timers = self._ready, self._timers
         take, pop = ready.popleft, heapq.heappop
         while True:
@@ -166,7 +170,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
                         + describe_waiting(self)
                     )
             elif not self._stopping:
-                self._jump()
+                while timers and timers[0][2]._cancelled:
+                    pop(timers)
+                    self._cancelled_count -= 1
+                when_s = timers[0][0] if timers else _NEVER
+                if when_s > self._until_s:
+                    self._stuck(when_s)
+                if when_s > self._now_s:
+                    self._now_s = when_s
+                    self._passes_at_now = 0
             now_s = self._now_s
             while timers and timers[0][0] <= now_s:
                 timer = pop(timers)[2]
@@ -190,26 +202,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if self._stopping:
                 return
 
-    def _jump(self) -> None:
-        """To the time of the next timer."""
-        timers = self._timers
-        while timers and timers[0][2]._cancelled:
-            heapq.heappop(timers)
-            self._cancelled_count -= 1
-        if not timers:
+    def _stuck(self, when_s: float) -> NoReturn:
+        """There is no timer, or it is past the limit."""
+        waiting = describe_waiting(self)
+        if when_s == _NEVER:
             raise DeadlockError(
-                f"deadlock at {self._now_s} s: nothing can run, no timer is set, and these"
-                " tasks wait:\n" + describe_waiting(self)
+                f"deadlock at {self._now_s} s: nothing can run, no timer is set, and these tasks"
+                f" wait:\n{waiting}"
             )
-        when_s = timers[0][0]
-        if when_s > self._now_s:
-            if when_s > self._until_s:
-                raise TimeLimitError(
-                    f"the next timer is at {when_s} s, past the limit of {self._until_s} s;"
-                    " these tasks wait:\n" + describe_waiting(self)
-                )
-            self._now_s = when_s
-            self._passes_at_now = 0
+        raise TimeLimitError(
+            f"the next timer is at {when_s} s, past the limit of {self._until_s} s; these tasks"
+            f" wait:\n{waiting}"
+        )
 
     def _report(self, handle: asyncio.Handle, error: BaseException) -> None:
         self.call_exception_handler(
