@@ -43,6 +43,9 @@ def number(value: float | None, digits: int = 3) -> str:
     decimals = 0
     while decimals < 9 and magnitude < 10 ** (digits - 1 - decimals):
         decimals += 1
+    # 99.96 rounds to 100, which has a digit more before the point.
+    if decimals and round(magnitude, decimals) >= 10 ** (digits - decimals):
+        decimals -= 1
     return f"{value:,.{decimals}f}"
 
 

@@ -6,6 +6,7 @@ A chart is None where the run has nothing to draw. Axis titles name quantity and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
@@ -24,6 +25,8 @@ _PARTS = ("queue", "prefill", "transfer", "decode admission")
 
 def _finish(chart: Any, width: int, height: int = _HEIGHT) -> Spec:
     made = chart.properties(width=width, height=height).to_dict()
+    # Room for labels where the reader's fonts are wider than those measured here.
+    made["padding"] = {"left": 14, "right": 14, "top": 4, "bottom": 4}
     made["autosize"] = {"type": "fit", "contains": "padding"}
     made["config"] = theme.config()
     return dict(made)
@@ -33,29 +36,50 @@ def _names(run: RunData) -> list[str]:
     return [each.name for each in run.summary.configurations]
 
 
-def _colour(names: Sequence[str], width: int = 700) -> alt.Color:
-    columns = 2 if width < 500 else 0
-    return alt.Color(
-        "name:N",
-        scale=alt.Scale(domain=list(names), range=list(theme.SERIES[: len(names)])),
-        legend=alt.Legend(columns=columns) if columns else alt.Legend(),
-        sort=None,
-    )
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """Colour, dash and shape of each of `shown` by its place in `names`: alike in all charts."""
+
+    names: tuple[str, ...]
+    shown: tuple[str, ...]
+    width: int
+
+    def _scale(self, values: Sequence[Any]) -> alt.Scale:
+        places = [self.names.index(name) % len(values) for name in self.shown]
+        return alt.Scale(domain=list(self.shown), range=[values[place] for place in places])
+
+    def colour(self, legend: bool = True) -> alt.Color:
+        return alt.Color(
+            "name:N",
+            scale=self._scale(theme.SERIES),
+            legend=_legend(self.width) if legend else None,
+            sort=None,
+        )
+
+    def dash(self) -> alt.StrokeDash:
+        scale = self._scale([list(dash) for dash in theme.DASHES])
+        return alt.StrokeDash("name:N", scale=scale, sort=None)
+
+    def shape(self) -> alt.Shape:
+        return alt.Shape("name:N", scale=self._scale(theme.SHAPES), sort=None)
 
 
-def _dash(names: Sequence[str]) -> alt.StrokeDash:
-    return alt.StrokeDash(
-        "name:N",
-        scale=alt.Scale(domain=list(names), range=[list(d) for d in theme.DASHES[: len(names)]]),
-        sort=None,
-    )
+def _legend(width: int) -> alt.Legend:
+    return alt.Legend(columns=2) if width < 500 else alt.Legend()
 
 
-def _shape(names: Sequence[str]) -> alt.Shape:
-    return alt.Shape(
-        "name:N",
-        scale=alt.Scale(domain=list(names), range=list(theme.SHAPES[: len(names)])),
-        sort=None,
+def _style(run: RunData, rows: Sequence[Mapping[str, Any]], width: int) -> _Style:
+    names = tuple(_names(run))
+    present = {row["name"] for row in rows}
+    return _Style(names, tuple(name for name in names if name in present), width)
+
+
+def _x(field: str, title: str, width: int, **scale: Any) -> alt.X:
+    return alt.X(
+        field,
+        title=title,
+        axis=alt.Axis(tickCount=max(4, width // 90)),
+        scale=alt.Scale(**scale),
     )
 
 
@@ -63,22 +87,15 @@ def _data(rows: Sequence[Mapping[str, Any]]) -> alt.Data:
     return alt.Data(values=[dict(row) for row in rows])
 
 
-def _bars(rows: list[dict[str, Any]], names: list[str], title: str, width: int) -> Spec:
+def _bars(run: RunData, rows: list[dict[str, Any]], title: str, width: int) -> Spec:
     """A bar a configuration with its value beside it, the model's as a tick, intervals as rules."""
-    y = alt.Y("name:N", sort=names, title=None)
+    style = _style(run, rows, width)
+    y = alt.Y("name:N", sort=list(style.shown), title=None)
     top = max(row[key] for row in rows for key in ("value", "model", "high") if row.get(key))
-    x = alt.X("value:Q", title=title, scale=alt.Scale(domain=[0, 1.15 * top]))
+    x = _x("value:Q", title, width, domain=[0, 1.15 * top])
     base = alt.Chart(_data(rows))
     layers = [
-        base.mark_bar(height=20).encode(
-            x=x,
-            y=y,
-            color=alt.Color(
-                "name:N",
-                scale=alt.Scale(domain=names, range=list(theme.SERIES[: len(names)])),
-                legend=None,
-            ),
-        ),
+        base.mark_bar(height=20).encode(x=x, y=y, color=style.colour(legend=False)),
         base.mark_text(align="left", dx=6, color=theme.INK).encode(x=x, y=y, text="label:N"),
     ]
     if any(row.get("low") is not None for row in rows):
@@ -93,7 +110,7 @@ def _bars(rows: list[dict[str, Any]], names: list[str], title: str, width: int) 
             .mark_tick(color=theme.INK, thickness=3, size=28)
             .encode(x=alt.X("model:Q"), y=y)
         )
-    return _finish(alt.layer(*layers), width, 44 * len(names) + 50)
+    return _finish(alt.layer(*layers), width, 44 * len(rows) + 50)
 
 
 def _bar_row(name: str, figure: Measured, label: str) -> dict[str, Any]:
@@ -115,8 +132,7 @@ def capacity(run: RunData, width: int) -> Spec | None:
     ]
     if not rows:
         return None
-    names = [row["name"] for row in rows]
-    return _bars(rows, names, "capacity, requests/s (tick: throughput model)", width)
+    return _bars(run, rows, "requests/s (tick: model)", width)
 
 
 def ttft_distribution(run: RunData, width: int) -> Spec | None:
@@ -130,15 +146,15 @@ def ttft_distribution(run: RunData, width: int) -> Spec | None:
         ]
     if not rows:
         return None
-    names = [name for name in _names(run) if len(run.ttft.get(name, ()))]
+    style = _style(run, rows, width)
     chart = (
         alt.Chart(_data(rows))
         .mark_line(interpolate="step-after")
         .encode(
             x=alt.X("x:Q", title="TTFT, s (log scale)", scale=alt.Scale(type="log", nice=False)),
             y=alt.Y("y:Q", title="requests with at most this TTFT, %"),
-            color=_colour(names, width),
-            strokeDash=_dash(names),
+            color=style.colour(),
+            strokeDash=style.dash(),
         )
     )
     rules = (
@@ -166,12 +182,12 @@ def ttft_split(run: RunData, width: int) -> Spec | None:
         alt.Chart(_data(rows))
         .mark_bar(height=22, stroke=theme.SURFACE, strokeWidth=1)
         .encode(
-            x=alt.X("value:Q", title="mean TTFT, s", stack="zero"),
+            x=_x("value:Q", "mean TTFT, s", width),
             y=alt.Y("name:N", sort=names, title=None),
             color=alt.Color(
                 "part:N",
                 scale=alt.Scale(domain=list(_PARTS), range=list(theme.SERIES[:4])),
-                legend=alt.Legend(columns=2) if width < 500 else alt.Legend(),
+                legend=_legend(width),
                 sort=None,
             ),
             order=alt.Order("order:Q"),
@@ -198,15 +214,15 @@ def ttft_over_load(run: RunData, width: int) -> Spec | None:
     rows = load_points(run)
     if len(rows) <= len({row["name"] for row in rows}):
         return None
-    names = [name for name in _names(run) if any(row["name"] == name for row in rows)]
+    style = _style(run, rows, width)
     base = alt.Chart(_data(rows)).encode(
-        x=alt.X("rate:Q", title="offered rate, requests/s", scale=alt.Scale(zero=False)),
+        x=_x("rate:Q", "offered rate, requests/s", width, zero=False),
         y=alt.Y("p90:Q", title="TTFT P90, s (log scale)", scale=alt.Scale(type="log", nice=False)),
-        color=_colour(names, width),
+        color=style.colour(),
     )
     layers = [
-        base.mark_line().encode(strokeDash=_dash(names)),
-        base.mark_point(size=50).encode(shape=_shape(names)),
+        base.mark_line().encode(strokeDash=style.dash()),
+        base.mark_point(size=50).encode(shape=style.shape()),
     ]
     limit = run.summary.slo.ttft_s
     if limit:
@@ -215,26 +231,23 @@ def ttft_over_load(run: RunData, width: int) -> Spec | None:
     return _finish(alt.layer(*layers), width)
 
 
-def _over_time(
-    series: Mapping[str, Series], names: Sequence[str], title: str, width: int, step: bool = False
-) -> Spec | None:
+def _over_time(run: RunData, series: Mapping[str, Series], title: str, width: int) -> Spec | None:
     rows = [
         {"name": name, "x": float(x) / 60, "y": None if np.isnan(y) else float(y)}
-        for name in names
-        if name in series
-        for x, y in zip(series[name].times_s, series[name].values, strict=True)
+        for name, line in series.items()
+        for x, y in zip(line.times_s, line.values, strict=True)
     ]
     if not rows:
         return None
-    shown = [name for name in names if name in series]
+    style = _style(run, rows, width)
     chart = (
         alt.Chart(_data(rows))
-        .mark_line(interpolate="step-after" if step else "linear", strokeWidth=1.6)
+        .mark_line(strokeWidth=1.6)
         .encode(
-            x=alt.X("x:Q", title="time since the phase began, minutes"),
+            x=_x("x:Q", "minutes since the phase began", width),
             y=alt.Y("y:Q", title=title),
-            color=_colour(shown, width),
-            strokeDash=_dash(shown),
+            color=style.colour(),
+            strokeDash=style.dash(),
         )
     )
     return _finish(chart, width)
@@ -243,15 +256,15 @@ def _over_time(
 def egress(run: RunData, width: int) -> Spec | None:
     rate = run.link_gbps
     title = "egress, Gbps" if not rate else f"egress, Gbps (link: {rate:g})"
-    return _over_time(run.egress, _names(run), title, width)
+    return _over_time(run, run.egress, title, width)
 
 
 def queued(run: RunData, width: int) -> Spec | None:
-    return _over_time(run.queued, _names(run), "requests waiting for prefill", width)
+    return _over_time(run, run.queued, "requests waiting for prefill", width)
 
 
 def decoding(run: RunData, width: int) -> Spec | None:
-    return _over_time(run.decoding, _names(run), "requests in decode batches", width)
+    return _over_time(run, run.decoding, "requests at decode instances", width)
 
 
 def threshold(run: RunData, width: int) -> Spec | None:
@@ -263,17 +276,19 @@ def roles(run: RunData, width: int) -> Spec | None:
 
 
 def _with_events(run: RunData, series: Mapping[str, Series], title: str, width: int) -> Spec | None:
-    names = [name for name in _names(run) if name in series]
     rows = [
         {"name": name, "x": float(x) / 60, "y": float(y)}
-        for name in names
-        for x, y in zip(series[name].times_s, series[name].values, strict=True)
+        for name, line in series.items()
+        for x, y in zip(line.times_s, line.values, strict=True)
         if not np.isnan(y)
     ]
     if not rows:
         return None
+    style = _style(run, rows, width)
     layers: list[Any] = []
-    events = [{"x": event.time_s / 60} for name in names for event in run.events.get(name, [])[:40]]
+    events = [
+        {"x": event.time_s / 60} for name in series for event in run.events.get(name, [])[:40]
+    ]
     if events:
         layers.append(
             alt.Chart(_data(events))
@@ -284,10 +299,10 @@ def _with_events(run: RunData, series: Mapping[str, Series], title: str, width: 
         alt.Chart(_data(rows))
         .mark_line(interpolate="step-after")
         .encode(
-            x=alt.X("x:Q", title="time since the phase began, minutes"),
+            x=_x("x:Q", "minutes since the phase began", width),
             y=alt.Y("y:Q", title=title, scale=alt.Scale(zero=True)),
-            color=_colour(names, width),
-            strokeDash=_dash(names),
+            color=style.colour(),
+            strokeDash=style.dash(),
         )
     )
     return _finish(alt.layer(*layers), width, 200)
@@ -316,19 +331,19 @@ def figure_5(run: RunData, width: int) -> Spec | None:
         for t, rate in zip(curve.threshold_tokens, rates, strict=True)
         if rate is not None
     ]
-    names = list(stages)
-    top = 2.2 * min(max(rate for rate in rates if rate) for rates in (curve.decode,))
+    names = tuple(stages)
+    style = _Style(names, names, width)
+    top = 2.2 * max(curve.decode)
     line = (
         alt.Chart(_data(rows))
         .mark_line(clip=True)
         .encode(
-            x=alt.X("x:Q", title="threshold, thousand tokens"),
-            y=alt.Y("y:Q", title="sustained rate of all requests, requests/s",
-                    scale=alt.Scale(domain=[0, top])),
-            color=_colour(names, width),
-            strokeDash=_dash(names),
+            x=_x("x:Q", "threshold, thousand tokens", width),
+            y=alt.Y("y:Q", title="sustained rate, requests/s", scale=alt.Scale(domain=[0, top])),
+            color=style.colour(),
+            strokeDash=style.dash(),
         )
-    )  # fmt: skip
+    )
     point = measured_point(run)
     if point is None:
         return _finish(line, width)
@@ -367,16 +382,16 @@ def fidelity(run: RunData, width: int) -> Spec | None:
     rows = fidelity_points(run)
     if not rows:
         return None
-    names = [name for name in _names(run) if any(row["name"] == name for row in rows)]
+    style = _style(run, rows, width)
     figures = list(dict.fromkeys(row["figure"] for row in rows))
     chart = (
         alt.Chart(_data(rows))
         .mark_point(size=70, filled=True)
         .encode(
-            x=alt.X("error:Q", title="measured - model, % of the model"),
+            x=_x("error:Q", "measured - model, %", width),
             y=alt.Y("figure:N", sort=figures, title=None),
-            color=_colour(names, width),
-            shape=_shape(names),
+            color=style.colour(),
+            shape=style.shape(),
         )
     )
     zero = alt.Chart(_data([{"x": 0}])).mark_rule(color=theme.INK).encode(x="x:Q")
@@ -392,5 +407,5 @@ def cost(run: RunData, width: int) -> Spec | None:
     ]
     if not rows:
         return None
-    title = f"cost of 1,000 requests at capacity, {run.extras.currency or 'relative'}"
-    return _bars(rows, [row["name"] for row in rows], title, width)
+    title = f"cost of 1,000 requests, {run.extras.currency or 'relative'}"
+    return _bars(run, rows, title, width)

@@ -230,7 +230,7 @@ def write_pngs(run: RunData, directory: Path) -> list[Path]:
             continue
         spec["title"] = {"text": section.title, "subtitle": "", "offset": 12}
         spec["background"] = theme.SURFACE
-        spec["padding"] = 16
+        spec["padding"] = 20
         path = directory / f"{section.key}.png"
         path.write_bytes(vl_convert.svg_to_png(theme.for_png(_svg(spec)), scale=2.0))
         written.append(path)

@@ -102,7 +102,7 @@ def decoding(run: RunData) -> str:
     said = ", ".join(
         f"{name} {np.nanmax(series.values):.0f}" for name, series in run.decoding.items()
     )
-    return f"Most in decode at once: {said}."
+    return f"Most assigned to decode instances at once: {said}."
 
 
 def _events(run: RunData, word: str) -> str:

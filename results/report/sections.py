@@ -32,7 +32,7 @@ SECTIONS = (
     ),
     Section("egress", "Traffic on the link", charts.egress, readings.egress),
     Section("queues", "Queues before prefill", charts.queued, readings.queued),
-    Section("decode", "Decode batches", charts.decoding, readings.decoding),
+    Section("decode", "Requests at decode instances", charts.decoding, readings.decoding),
     Section("threshold", "Routing threshold", charts.threshold, readings.threshold),
     Section("roles", "Roles of instances", charts.roles, readings.roles),
     Section("fig5", "Threshold and capacity (Fig 5)", charts.figure_5, readings.figure_5),

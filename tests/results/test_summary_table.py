@@ -143,7 +143,7 @@ def test_plain_table() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, "-"), (0.0, "0"), (3.187, "3.19"), (0.049612, "0.0496"), (49.6, "49.6"),
-     (19400.4, "19,400"), (-2.5, "-2.50"), (0.9999, "1.000")],
+     (19400.4, "19,400"), (-2.5, "-2.50"), (0.9999, "1.00"), (99.96, "100")],
 )  # fmt: skip
 def test_numbers(value: float | None, text: str) -> None:
     assert table.number(value) == text
