@@ -8,7 +8,7 @@ both ends stand in every header: a frame of an earlier life is recognised wherev
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -22,7 +22,7 @@ VERSION = 1
 MAX_CONTROL_BYTES = 1 << 20
 MAX_CHUNK_BYTES = 8 << 20
 
-# magic, version, type, reserved, body_bytes, attempt, source, target, transfer, layer, kind, chunk,
+# magic, version, type, flags, body_bytes, attempt, source, target, transfer, layer, kind, chunk,
 # body checksum, reserved; the header's own checksum (low 32 bits of xxh3-64) follows.
 _FIELDS = struct.Struct("<4sBBHIIQQQHHIQI")
 _CHECK = struct.Struct("<I")
@@ -61,7 +61,8 @@ class Header:
 
     source, target: incarnations of sender and addressee (0: not known yet, handshake only).
     transfer: the sender's number of the transfer, 0 for frames of no transfer.
-    layer, kind, chunk: which chunk (DATA only). checksum: xxh3-64 of the body.
+    layer, kind, chunk: which chunk (DATA only). checksum: xxh3-64 of the body. follows: the next
+    header comes right behind this body, so a reader can ask for both in one call.
     """
 
     type: Type
@@ -74,6 +75,7 @@ class Header:
     kind: int = 0
     chunk: int = 0
     checksum: int = 0
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,10 @@ class Frame:
     body: bytes = b""
 
 
-def checksum(views: Iterable[bytes | bytearray | memoryview]) -> int:
+def checksum(views: Sequence[bytes | bytearray | memoryview]) -> int:
     """xxh3-64 over the views as one string of bytes."""
+    if len(views) == 1:
+        return xxhash.xxh3_64_intdigest(views[0])
     digest = xxhash.xxh3_64()
     for view in views:
         digest.update(view)
@@ -97,7 +101,7 @@ def encode_header(header: Header) -> bytes:
         MAGIC,
         VERSION,
         header.type,
-        0,
+        header.follows,
         header.body_bytes,
         header.attempt,
         header.source,
@@ -120,7 +124,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header:
         magic,
         version,
         type_,
-        reserved,
+        flags,
         body_bytes,
         attempt,
         source,
@@ -130,7 +134,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header:
         kind,
         chunk,
         body_checksum,
-        reserved_2,
+        reserved,
     ) = _FIELDS.unpack_from(data)
     if magic != MAGIC:
         raise FrameError(f"magic {magic!r}: the peer does not speak this protocol")
@@ -142,7 +146,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header:
     frame_type = _TYPES.get(type_)
     if frame_type is None:
         raise FrameError(f"frame type {type_} is not known")
-    if reserved or reserved_2:
+    if reserved or flags > 1:
         raise FrameError("reserved header fields are not zero")
     limit = MAX_CHUNK_BYTES if frame_type is Type.DATA else MAX_CONTROL_BYTES
     if body_bytes > limit:
@@ -158,6 +162,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header:
         kind,
         chunk,
         body_checksum,
+        flags == 1,
     )
 
 

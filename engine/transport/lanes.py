@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.transport.arena import SharedArena
-from engine.transport.codec import decode_into, encode_views, wire_bytes
+from engine.transport.codec import RAW, decode_into, encode_views, wire_bytes
 from engine.transport.errors import FrameError
 from engine.transport.frames import (
     HEADER_BYTES,
@@ -25,9 +25,13 @@ from engine.transport.frames import (
 )
 from engine.transport.messages import Manifest
 from engine.transport.receiver import Handle, Receiver
-from engine.transport.regions import RangeList, Region
+from engine.transport.regions import Range, RangeList, Region
 from engine.transport.sender import ChunkTask, Sender
 from engine.transport.sockets import receive_views, send_views, sever
+
+#: Small chunks are sent together, up to so many bytes and chunks at a time.
+BATCH_BYTES = 1 << 20
+BATCH_CHUNKS = 32
 
 
 @dataclass(slots=True)
@@ -104,38 +108,58 @@ class SendLane(threading.Thread):
     def _pump(self, sock: socket.socket, epoch: int) -> None:
         state = self._state
         sender = state.sender
-        task: ChunkTask | None = None
-        outcome: tuple[int | None, int] = (None, 0)
+        sent: list[tuple[ChunkTask, int, int]] = []
         while True:
             with state.changed:
-                if task is not None:
-                    sender.chunk_sent(time.monotonic(), task, *outcome)
-                    if sender.events or sender.outbox:
-                        self._wake()
+                now = time.monotonic()
+                for task, digest, wire_bytes in sent:
+                    sender.chunk_sent(now, task, digest, wire_bytes)
+                if sender.events or sender.outbox:
+                    self._wake()
                 while True:
                     if state.epoch != epoch or state.closed:
                         return
-                    task = sender.next_chunk(time.monotonic(), self.lane)
-                    if task is not None:
+                    tasks = self._take(time.monotonic())
+                    if tasks:
                         break
                     state.changed.wait()
-                source = state.sources[task.transfer]
-                ranges = source.ranges[task.region].slice(task.start, task.size)
-            outcome = (None, 0)
+                bodies = [self._body(task) for task in tasks]
+            sent = []
             try:
-                views = encode_views(
-                    source.manifest.codecs.get(task.region.kind, "raw"), self._arena.views(ranges)
-                )
-                body_bytes = sum(len(view) for view in views)
-                digest = checksum(views)
-                header = encode_header(sender.data_header(task, body_bytes, digest))
-                send_views(sock, [header, *views])
-                outcome = (digest, HEADER_BYTES + body_bytes)
+                pieces: list[memoryview | bytes] = []
+                for position, (task, (codec, ranges)) in enumerate(zip(tasks, bodies, strict=True)):
+                    views = encode_views(codec, self._arena.views(ranges))
+                    body_bytes = sum(len(view) for view in views)
+                    digest = checksum(views)
+                    follows = position + 1 < len(tasks)
+                    header = sender.data_header(task, body_bytes, digest, follows)
+                    pieces += [encode_header(header), *views]
+                    sent.append((task, digest, HEADER_BYTES + body_bytes))
+                send_views(sock, pieces)
             except BaseException:
                 with state.changed:
-                    sender.chunk_sent(time.monotonic(), task, None, 0)
+                    for task in tasks:
+                        sender.chunk_sent(time.monotonic(), task, None, 0)
                     self._wake()
                 raise
+
+    def _take(self, now: float) -> list[ChunkTask]:
+        """One chunk, or several small ones: they share a system call at each end."""
+        tasks: list[ChunkTask] = []
+        size = 0
+        while size < BATCH_BYTES and len(tasks) < BATCH_CHUNKS:
+            task = self._state.sender.next_chunk(now, self.lane)
+            if task is None:
+                break
+            tasks.append(task)
+            size += task.size
+        return tasks
+
+    def _body(self, task: ChunkTask) -> tuple[str, list[Range]]:
+        """(codec, arena ranges) of a chunk. Needs the lock."""
+        source = self._state.sources[task.transfer]
+        ranges = source.ranges[task.region].slice(task.start, task.size)
+        return source.manifest.codecs.get(task.region.kind, RAW), ranges
 
     def drop(self) -> None:
         """Break the connection (from another thread); the lane dials again. Needs the lock."""
@@ -166,30 +190,34 @@ def receive_lane(
     header_buffer = bytearray(HEADER_BYTES)
     header_views = [memoryview(header_buffer)]
     scratch: memoryview | None = None
+    read_ahead = False
     while True:
-        receive_views(sock, header_views)
+        if not read_ahead:
+            receive_views(sock, header_views)
         header = decode_header(header_buffer)
         if header.type is not Type.DATA or header.source != source:
             raise FrameError(f"{header.type.name} of {header.source:x} on a data connection")
+        read_ahead = header.follows
+        behind = header_views if read_ahead else []
         with state.lock:
             slot = receiver.begin_chunk(time.monotonic(), header)
             destination = None if slot is None else state.destinations[slot.handle]
         if slot is None or destination is None:
             scratch = scratch or memoryview(bytearray(MAX_CHUNK_BYTES))
-            receive_views(sock, [scratch[: header.body_bytes]])
+            receive_views(sock, [scratch[: header.body_bytes], *behind])
             continue
         manifest, regions = destination
-        codec = manifest.codecs.get(slot.region.kind, "raw")
+        codec = manifest.codecs.get(slot.region.kind, RAW)
         views = arena.views(regions[slot.region].slice(slot.start, slot.size))
         arrived: int | None = None
         try:
-            if codec == "raw":
-                receive_views(sock, views)
+            if codec == RAW:
+                receive_views(sock, [*views, *behind])
                 arrived = checksum(views)
             else:
                 scratch = scratch or memoryview(bytearray(MAX_CHUNK_BYTES))
                 body = scratch[: header.body_bytes]
-                receive_views(sock, [body])
+                receive_views(sock, [body, *behind])
                 arrived = checksum([body])
                 if arrived == header.checksum:
                     decode_into(codec, body, views)
@@ -203,4 +231,4 @@ def receive_lane(
 
 def wire_size(manifest: Manifest, kind: int, size: int) -> int:
     """Bytes of a chunk on the wire under the manifest's codecs."""
-    return wire_bytes(next((c for k, c in manifest.codecs.items() if k == kind), "raw"), size)
+    return wire_bytes(next((c for k, c in manifest.codecs.items() if k == kind), RAW), size)

@@ -423,8 +423,10 @@ class Sender:
     def _offer(self, transfer: _Outgoing) -> None:
         self._emit(Type.OFFER, transfer, Offer(transfer.key, transfer.manifest).encode())
 
-    def data_header(self, task: ChunkTask, body_bytes: int, checksum: int) -> Header:
-        """The header that a lane puts before the chunk's body."""
+    def data_header(
+        self, task: ChunkTask, body_bytes: int, checksum: int, follows: bool = False
+    ) -> Header:
+        """The header that a lane puts before the chunk's body (`follows`: see `Header`)."""
         return Header(
             Type.DATA,
             body_bytes,
@@ -436,6 +438,7 @@ class Sender:
             int(task.region.kind),
             task.index,
             checksum,
+            follows,
         )
 
     def _granted(self, now: float, transfer: _Outgoing, grant: Grant) -> None:

@@ -52,6 +52,7 @@ headers = st.builds(
     kind=u16,
     chunk=u32,
     checksum=u64,
+    follows=st.booleans(),
 )
 frames = st.builds(
     control_frame,
@@ -120,7 +121,8 @@ def reseal(data: bytearray) -> bytes:
         (0, 0, "magic"),
         (4, 9, "wire version 9"),
         (5, 99, "frame type 99"),
-        (6, 1, "reserved"),
+        (6, 2, "reserved"),
+        (7, 1, "reserved"),
         (56, 1, "reserved"),
     ],
 )
