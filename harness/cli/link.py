@@ -19,6 +19,7 @@ from harness.errors import BadInput, ExitCode
 from harness.links.achieved import Finding, measure
 from harness.links.base import ShapedLink
 from harness.links.factory import DEFAULT_SIDES, attach, choose, open_link, shaped_link
+from harness.links.follow import follow
 from harness.links.probe import Offers, probe
 from harness.links.relay import RelayLink
 from harness.links.shape import LinkShape
@@ -41,6 +42,7 @@ examples:
   prfaas link up --backend relay --rate-gbps 1 --forward pd=127.0.0.1:5201
   prfaas link show                                      what is up, whose, and what it carried
   prfaas link probe TOKEN --check                       exit 6 if it misses its specification
+  prfaas link probe --spec experiment.toml --follow 60  its schedule under load, step by step
   prfaas link down TOKEN                                remove one (else all made by `up`)
 Rates count Ethernet frames: TCP payload gets 0.956 of them at a 1500-byte MTU.
 """
@@ -70,6 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=3.0, help="length of each rate measurement"
     )
     probing.add_argument("--check", action="store_true", help="exit 6 when a tolerance is missed")
+    probing.add_argument(
+        "--follow",
+        type=float,
+        metavar="SECONDS",
+        help="run a temporary link's schedule under load instead; what each step carried",
+    )
     probing.add_argument("--no-iperf3", action="store_true", help="do not run iperf3 beside it")
     down = actions.add_parser("down", help="remove stale links and those made by `up`")
     down.add_argument("token", nargs="*", help="only these")
@@ -177,6 +185,8 @@ def _show(options: argparse.Namespace) -> int:
 
 def _probe(options: argparse.Namespace) -> int:
     spec = _given_spec(options)
+    if options.follow and not spec:
+        raise BadInput("link probe: --follow needs a specification with a schedule, not a TOKEN")
     if options.token and spec:
         raise BadInput("link probe: give a TOKEN or a specification, not both")
     if options.token:
@@ -219,6 +229,8 @@ def _down(options: argparse.Namespace) -> int:
 
 async def _measure_temporary(spec: LinkSpec, options: argparse.Namespace) -> Any:
     async with shaped_link(spec) as link:
+        if options.follow:
+            return link.state, await follow(link, options.follow)
         return link.state, await measure(link, options.seconds, not options.no_iperf3)
 
 

@@ -17,7 +17,7 @@ class NetemLink(VethLink):
 
     backend = "netem"
 
-    def burst_segments(self, shape: Shape) -> int:
+    def bundle_segments(self, index: int) -> int:
         return self.spec.bundle_segments
 
     def _delay_line_bytes(self, index: int) -> int:
@@ -27,7 +27,8 @@ class NetemLink(VethLink):
         return int(direction.signals.throughput_bps / 8 * shape.delay_s)
 
     def _shape(self, index: int, shape: Shape) -> None:
-        self.state.description = "network namespaces + veth + netem: " + self.shape.describe()
+        if not self._configured:
+            self.state.description = "network namespaces + veth + netem: " + self.shape.describe()
         where = ["dev", self._interface(index), "root"]
         verb = "change" if self._configured else "add"
         bundle = self.spec.bundle_segments

@@ -18,6 +18,7 @@ SIDE_ADDRESSES = ("10.77.0.1", "10.77.0.2")
 SUBNET_BITS = 30
 SUFFIXES = ("a", "b")
 LEAST_SOCKET_MEMORY_BYTES = 6_291_456
+MOST_BUNDLE_SEGMENTS = 43
 
 
 class NamespaceLink(ShapedLink):
@@ -36,6 +37,14 @@ class NamespaceLink(ShapedLink):
         if host != self.bind_host(side):
             raise ValueError(f"a listener of {side} must bind {self.bind_host(side)}, not {host}")
         return host, port
+
+    def bundle_segments(self, index: int) -> int:
+        """Segments that local TCP of side `index` may hand over as one packet: 1 ms at the lowest
+        rate of the schedule, 1 to 43 (64 KiB). Packets then cost less and none holds the wire long.
+        """
+        shapes = [timed.shape for timed in self.spec.timeline()]
+        rate_bps = min((shape.reverse if index else shape.forward).rate_bps for shape in shapes)
+        return max(1, min(MOST_BUNDLE_SEGMENTS, int(rate_bps / 8 * 1e-3 / FRAME_BYTES)))
 
     def _namespace(self, index: int) -> str:
         return self.state.namespace_name(SUFFIXES[index])
@@ -99,7 +108,7 @@ class VethLink(NamespaceLink):
             *("peer", "name", second, "netns", self._namespace(1)),
         )
         for index in (0, 1):
-            segments = self.burst_segments(self._direction_shape(index))
+            segments = self.bundle_segments(index)
             command(
                 *("ip", "-n", self._namespace(index), "link", "set", self._interface(index)),
                 *("gso_max_segs", str(segments)),
@@ -107,10 +116,6 @@ class VethLink(NamespaceLink):
 
     def _direction_shape(self, index: int) -> Shape:
         return (self.shape.forward, self.shape.reverse)[index]
-
-    def burst_segments(self, shape: Shape) -> int:
-        """Segments that local TCP may hand the qdisc as one packet."""
-        return gso_segments(shape)
 
     async def apply(self, shape: LinkShape) -> None:
         self.shape = shape
@@ -153,12 +158,6 @@ class VethLink(NamespaceLink):
 
     def _tc(self, index: int, *words: str, allow_failure: bool = False) -> str:
         return command("tc", "-n", self._namespace(index), *words, allow_failure=allow_failure)
-
-
-def gso_segments(shape: Shape) -> int:
-    """As many segments as fit in 1 ms at the rate, 1 to 43 (64 KiB): packets cost less and a burst
-    never holds the wire for longer."""
-    return max(1, min(43, int(shape.rate_bps / 8 * 1e-3 / FRAME_BYTES)))
 
 
 def _with_backlog(counters: Counters, backlog_bytes: int) -> Counters:

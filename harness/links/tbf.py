@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from harness.links.netns import VethLink, gso_segments
+from harness.links.netns import VethLink
 from harness.links.shape import FRAME_BYTES, LinkShape, Shape
 from harness.links.spec import LinkSpec
 from harness.links.state import LinkError, LinkState
@@ -26,14 +26,18 @@ class TbfLink(VethLink):
 
     def _shape(self, index: int, shape: Shape) -> None:
         interface = self._interface(index)
-        if index == 0:
-            self.state.description = describe(self._qdisc, self.shape)
         if self._configured:
+            # What the replaced qdisc counted would be lost with it.
             self.read_counters()
+        else:
+            self.state.description = describe(self._qdisc, self.shape)
         if shape.down:
             self._tc(index, *f"qdisc replace dev {interface} root pfifo limit 0".split())
             return
-        rate, burst = f"{round(shape.rate_bps)}bit", f"{burst_bytes(shape)}b"
+        rate, burst = (
+            f"{round(shape.rate_bps)}bit",
+            f"{burst_bytes(shape, self.bundle_segments(index))}b",
+        )
         queue = f"{shape.queue_bytes}b"
         if self._qdisc == "htb":
             self._tc(index, *f"qdisc delete dev {interface} root".split(), allow_failure=True)
@@ -58,9 +62,10 @@ class TbfLink(VethLink):
             )
 
 
-def burst_bytes(shape: Shape) -> int:
-    """Room for the largest packet that TCP may hand over, and for 1 ms of the rate."""
-    return max(gso_segments(shape) * FRAME_BYTES, 2 * FRAME_BYTES, int(shape.rate_bps / 8 * 1e-3))
+def burst_bytes(shape: Shape, bundle_segments: int) -> int:
+    """Room for the largest packet that may already be queued, which a smaller bucket would never
+    release, and for 1 ms of the rate."""
+    return max((bundle_segments + 1) * FRAME_BYTES, int(shape.rate_bps / 8 * 1e-3))
 
 
 def describe(qdisc: str, shape: LinkShape) -> str:

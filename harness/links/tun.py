@@ -10,7 +10,7 @@ import asyncio
 
 from harness.links.counters import Counters
 from harness.links.emulator_client import EmulatorHandle
-from harness.links.netns import NamespaceLink, gso_segments
+from harness.links.netns import NamespaceLink
 from harness.links.shape import LinkShape
 from harness.links.spec import LinkSpec
 from harness.links.state import NETNS_DIR, LinkState, command
@@ -52,9 +52,9 @@ class TunLink(NamespaceLink):
         await super()._destroy()
 
     def _create_interfaces(self) -> None:
-        for index, shape in enumerate((self.shape.forward, self.shape.reverse)):
+        for index in (0, 1):
             command(
                 *("ip", "-n", self._namespace(index), "link", "set", self._interface(index)),
-                *("gso_max_segs", str(gso_segments(shape))),
+                *("gso_max_segs", str(self.bundle_segments(index))),
                 *("txqueuelen", str(DEVICE_QUEUE_PACKETS)),
             )

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.links.shape import FRAME_BYTES, SEGMENT_PAYLOAD_BYTES
+from harness.links.spec import parse_link
+from harness.links.state import LinkState
+from harness.links.tbf import TbfLink
 
 BACKENDS = ["relay", "tbf", "tun", pytest.param("netem", marks=pytest.mark.netem)]
 DELAYING = ["relay", "tun", pytest.param("netem", marks=pytest.mark.netem)]
@@ -86,6 +89,44 @@ async def test_a_rate_step_and_an_outage_are_followed(backend: str, open_backend
     assert during < 2_000_000
     assert asyncio.get_running_loop().time() - began_s > 1.5
     assert link.forward.signals.rate_bps == 0.2e9
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_falling_rate_lets_go_of_what_is_queued(backend: str, open_backend, listen) -> None:
+    """A token bucket made smaller must still hold the largest packet in its queue."""
+    link = await open_backend(
+        backend, rate_gbps=0.4, schedule=[{"at_s": 0.6, "rate_gbps": 0.04}], queue_ms=20
+    )
+    traffic = await listen(link, "pd")
+    link.start_schedule()
+    began_s = asyncio.get_running_loop().time()
+    received, _ = await traffic.send(40_000_000 if backend != "netem" else 20_000_000)
+    assert received >= 20_000_000
+    assert asyncio.get_running_loop().time() - began_s > 0.6
+
+
+async def test_htb_serves_where_there_is_no_tbf(offers, listen) -> None:
+    if not offers.available("tbf"):
+        pytest.skip(offers.by_backend["tbf"].reason)
+    spec = parse_link(
+        {"rate_gbps": 0.1, "schedule": [{"at_s": 0, "rate_gbps": 0.1}, {"at_s": 0.5, "down": True}]}
+    )
+    link = TbfLink(spec, LinkState.new("tbf", ("prfaas", "pd"), persistent=False), "htb")
+    try:
+        await link.open()
+        traffic = await listen(link, "pd")
+        received, seconds = await traffic.send(PAYLOAD_BYTES)
+        assert received == PAYLOAD_BYTES
+        assert seconds > 0.8 * PAYLOAD_BYTES * 8 / 0.1e9
+        before = link.forward.sent_bytes()
+        assert before > PAYLOAD_BYTES
+        for timed in spec.timeline():
+            await link.apply(timed.shape)
+        link.sample()
+        assert link.forward.sent_bytes() >= before
+        assert "htb" in link.description
+    finally:
+        await link.close()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -134,6 +134,10 @@ def test_scaled_divides_rates_and_durations() -> None:
         ),
         ({"schedule": [{"at_s": 3, "rtt": 1}]}, "link.schedule.0.rtt: Extra inputs"),
         ({"queue_ms": 1, "queue_bytes": 1}, "link: queue_ms and queue_bytes are both given"),
+        (
+            {"bundle_segments": 4, "loss": {"model": "independent", "probability": 0.1}},
+            "link: bundle_segments above 1 would lose whole bundles",
+        ),
         ({"rtt_ms": 1, "reverse": {"delay_ms": 2}}, "link: reverse.delay_ms 2.0 exceeds rtt_ms 1"),
     ],
 )

@@ -5,7 +5,6 @@
  * knows, and the host refuses it. This wrapper reads the whole image, lays the given part over it and
  * writes that. Every other request is passed through.
  */
-#include <errno.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -27,15 +26,13 @@ static int is_peek(int request)
 
 static long set_xstate(long pid, const struct iovec *given)
 {
-    static _Thread_local char image[LARGEST_IMAGE] __attribute__((aligned(64)));
+    static char image[LARGEST_IMAGE] __attribute__((aligned(64)));
     struct iovec whole = { image, sizeof image };
 
     if (syscall(SYS_ptrace, REQUEST_GET_SET, pid, NOTE_XSTATE, &whole) < 0)
         return -1;
-    if (given->iov_len > whole.iov_len) {
-        errno = EINVAL;
-        return -1;
-    }
+    if (given->iov_len >= whole.iov_len)
+        return syscall(SYS_ptrace, REQUEST_SET_SET, pid, NOTE_XSTATE, given);
     memcpy(image, given->iov_base, given->iov_len);
     return syscall(SYS_ptrace, REQUEST_SET_SET, pid, NOTE_XSTATE, &whole);
 }
