@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,9 @@ def measure(name: str, tokens: int) -> dict[str, Any]:
         held = [sequences.prompt(i, _CONTEXT) for i in range(size)]
         model.forward(sequences.build(held), sequences.storage)
         step = sequences.build(sequences.decode_step(_CONTEXT))
-        timing = in_turns(
-            {"step": lambda s=step, q=sequences: model.forward(s, q.storage)}, seconds=0.5
-        )["step"]
+        timing = in_turns({"step": partial(model.forward, step, sequences.storage)}, seconds=0.5)[
+            "step"
+        ]
         decode[str(size)] = timing.best_s * 1e3
         if size == 8:
             decode_stages = stage_seconds(

@@ -13,7 +13,10 @@ from engine.model.layout import CacheLayout
 PAGE_TOKENS = 64
 
 
-def kda_inputs(tokens: int, heads: int, d_k: int, d_v: int) -> tuple[Tensor, ...]:
+KdaTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def kda_inputs(tokens: int, heads: int, d_k: int, d_v: int) -> KdaTensors:
     """Activated (q, k, v, g, beta) of one sequence, fp32."""
     generator = torch.Generator().manual_seed(0)
 

@@ -4,6 +4,8 @@ The interpreter's bf16 arithmetic is wrong, its loads and stores are not: copies
 both, arithmetic in fp32 only.
 """
 
+# ruff: noqa: E402 -- the interpreter must be chosen, and fla readied for it, before the imports
+
 from __future__ import annotations
 
 import builtins
@@ -18,8 +20,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 triton = pytest.importorskip("triton", reason="make test-kernels installs it")
 pytest.importorskip("fla", reason="make test-kernels installs it")
 
-import triton.language as tl  # noqa: E402
-from triton.runtime import autotuner  # noqa: E402
+import triton.language as tl
+from triton.runtime import autotuner
 
 pytestmark = pytest.mark.kernels
 
@@ -55,17 +57,17 @@ def _ready_fla_for_the_interpreter() -> None:
 
 _ready_fla_for_the_interpreter()
 
-from engine.cache.storage import CacheStorage  # noqa: E402
-from engine.model.batch import ForwardBatch, Piece  # noqa: E402
-from engine.model.config import shape  # noqa: E402
-from engine.model.layout import CacheLayout  # noqa: E402
-from engine.model.model import Model  # noqa: E402
-from engine.model.weights import random_weights  # noqa: E402
-from engine.ops import kda_fla, triton_mla_decode, triton_pack  # noqa: E402
-from engine.ops.cuda_backend import CudaOperators, mla_prefill_fused  # noqa: E402
-from engine.ops.kda_inputs import KdaInputs  # noqa: E402
-from engine.ops.mla import mla_decode, mla_prefill  # noqa: E402
-from engine.ops.torch_backend import TorchOperators, initial_states  # noqa: E402
+from engine.cache.storage import CacheStorage
+from engine.model.batch import ForwardBatch, Piece
+from engine.model.config import shape
+from engine.model.layout import CacheLayout
+from engine.model.model import Model
+from engine.model.weights import random_weights
+from engine.ops import kda_fla, triton_mla_decode, triton_pack
+from engine.ops.cuda_backend import CudaOperators, mla_prefill_fused
+from engine.ops.kda_inputs import KdaInputs
+from engine.ops.mla import mla_decode, mla_prefill
+from engine.ops.torch_backend import TorchOperators, initial_states
 
 H, K, V = 2, 16, 24
 GENERATOR = torch.Generator().manual_seed(0)
@@ -192,3 +194,16 @@ def test_whole_model_on_the_cuda_operators():
     expected, actual = runs
     assert actual.isfinite().all()
     assert (actual - expected).abs().max() < 1e-4
+
+
+def test_every_part_of_the_gpu_benchmark_runs():
+    """Its times mean nothing here; its parts must all give figures."""
+    from engine.bench.gpu import INTERPRETER, measure
+
+    figures = measure(INTERPRETER, torch.device("cpu"), budget_s=200)
+    for name, part in figures.items():
+        if isinstance(part, dict):
+            assert "error" not in part, (name, part)
+            assert "skipped" not in part, name
+    assert figures["mla_decode"]["2"]["ratio_to_torch"] > 0
+    assert figures["pack"]["pages"]["pack"]["tb_per_s"] > 0

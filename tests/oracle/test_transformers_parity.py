@@ -1,5 +1,7 @@
 """Whole-model parity with transformers at equal weights: logits within 1e-4 in fp32."""
 
+# ruff: noqa: E402 -- what may be missing is skipped before it is imported
+
 from __future__ import annotations
 
 import pytest
@@ -7,12 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", reason="make test-oracle installs it")
 
-from engine.cache.storage import CacheStorage  # noqa: E402
-from engine.model.batch import ForwardBatch, Piece  # noqa: E402
-from engine.model.checkpoint import load_checkpoint  # noqa: E402
-from engine.model.layout import CacheLayout  # noqa: E402
-from engine.model.model import Model  # noqa: E402
-from engine.ops.pack import pack, unpack  # noqa: E402
+from engine.cache.storage import CacheStorage
+from engine.model.batch import ForwardBatch, Piece
+from engine.model.checkpoint import load_checkpoint
+from engine.model.layout import CacheLayout
+from engine.model.model import Model
+from engine.ops.pack import pack, unpack
 
 pytestmark = pytest.mark.oracle
 
