@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from engine.cache.checkpoints import CheckpointPolicy
-from engine.cache.pool import Group, HybridPool
+from engine.cache.figures import Group
+from engine.cache.pool import HybridPool
 from engine.cache.storage import CacheStorage
 from engine.model.config import shape
 from engine.model.layout import CacheLayout

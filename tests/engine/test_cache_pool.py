@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.cache.checkpoints import CheckpointPolicy
+from engine.cache.figures import CacheEvent, Group
 from engine.cache.keys import block_keys, keys_of_ids
-from engine.cache.pool import CacheEvent, Group, HybridPool, Lease, NeverFits, PoolFull
+from engine.cache.pool import HybridPool, Lease, NeverFits, PoolFull
 
 BLOCK = 64
 
@@ -155,18 +156,23 @@ def test_what_can_never_fit_is_told_apart_from_what_must_wait():
         lease.release()
 
 
-def test_the_same_prompt_computed_twice_at_once_is_stored_once():
-    pool = HybridPool(64, 8, BLOCK)
-    prompt = list(range(200))
-    first = pool.acquire(block_keys(prompt, BLOCK), 200)
-    second = pool.acquire(block_keys(prompt, BLOCK), 200)
+def test_a_prefix_computed_twice_at_once_is_stored_once():
+    pool = HybridPool(12, 8, BLOCK)
+    prompt = list(range(300))
+    first = pool.acquire(block_keys(prompt[:200], BLOCK), 200)
+    second = pool.acquire(block_keys(prompt, BLOCK), 300)
     first.commit(200)
     table = list(second.pages)
-    second.commit(200)
+    second.commit(300)
+    # The second keeps its own copies, and its fourth block too: its chain is not pinned whole.
     assert second.pages == table
-    second.release()
-    first.release()
     assert pool.figures()[Group.KV].cached == 3
+    second.release()
+    assert pool.figures()[Group.KV].free == 8
+    others = pool.acquire([], 8 * BLOCK)
+    assert not set(others.pages) & set(first.pages[:3])
+    others.release()
+    first.release()
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from engine.cache.pool import Group
+from engine.cache.figures import Group
 from engine.scheduler import Limits
 from engine.sequence import Sampling, Sequence
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cache.checkpoints import CheckpointPolicy
-from engine.cache.pool import Group, HybridPool, NeverFits
+from engine.cache.figures import Group
+from engine.cache.pool import HybridPool, NeverFits
 from engine.scheduler import Limits, Scheduler, Step
 from engine.sequence import Sequence
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.cache.pool import Group
+from engine.cache.figures import Group
 from engine.cache.storage import CacheStorage
 from engine.pacing import Pacing
 from engine.transport.arena import SharedArena
