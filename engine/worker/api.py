@@ -97,6 +97,9 @@ def make_app(worker: Worker) -> web.Application:
     async def samples(_: web.Request) -> web.Response:
         return web.json_response(worker.courier.plane.link_samples())
 
+    async def cache_events(_: web.Request) -> web.Response:
+        return web.json_response(worker.cache_events())
+
     async def audit(_: web.Request) -> web.Response:
         return web.json_response(worker.courier.plane.audit_rows())
 
@@ -107,6 +110,7 @@ def make_app(worker: Worker) -> web.Application:
             web.get("/metrics", metrics),
             web.get("/link-samples", samples),
             web.get("/audit", audit),
+            web.get("/cache-events", cache_events),
             web.post("/prefill", prefill),
             web.post("/decode", decode),
             web.post("/abandon", abandon),

@@ -6,11 +6,13 @@ import asyncio
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.cache.checkpoints import CheckpointPolicy
+from engine.cache.figures import CacheEvent
 from engine.cache.pool import HybridPool, NeverFits
 from engine.pacing import Pacing
 from engine.runner import Runner
@@ -25,6 +27,9 @@ from engine.worker.loading import LoadedEngine
 from engine.worker.media import Direct, Staged
 from engine.worker.messages import DecodeRequest, Key, PrefillRequest
 from engine.worker.options import WorkerOptions
+
+#: Cache events kept until they are fetched.
+KEPT_EVENTS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Worker:
         #: Unique to this life of the instance; a peer that remembers another one is refused.
         self.incarnation = secrets.randbits(62) | 1
         self.counters = Counters()
+        self._events: deque[CacheEvent] = deque(maxlen=KEPT_EVENTS)
         self.pool = HybridPool(
             options.pages,
             options.slots,
@@ -86,6 +92,7 @@ class Worker:
             policy=CheckpointPolicy(options.checkpoint_interval),
             first_page=1,
             first_slot=1,
+            on_event=self._events.append,
         )
         self.scheduler = Scheduler(self.pool, self._limits(options.role))
         self.loop = EngineLoop(
@@ -351,6 +358,14 @@ class Worker:
             "sent_bytes": self.courier.sent_bytes,
             "received_caches": self.courier.received,
         }
+
+    def cache_events(self) -> list[list[Any]]:
+        """[group, stored, key in hexadecimal] of each cache entry that appeared or went since the last
+        call. The oldest of more than KEPT_EVENTS are lost: a directory is a hint.
+        """
+        rows = [[str(event.group), event.stored, f"{event.key:x}"] for event in self._events]
+        self._events.clear()
+        return rows
 
     # -- parts
 

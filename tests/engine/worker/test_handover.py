@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from engine.cache.keys import block_keys
 from engine.pacing import Pacing
 from engine.sequence import Sampling
 from engine.transport.certificates import make_authority, make_certificate
@@ -158,6 +159,11 @@ async def test_prefix_hits_on_either_side(start_worker, engine, nothing_leaked):
     cold = await p.prefill(asks("a", first, d))
     assert cold.cached_tokens == 0
     assert await decode(d, "a", 6) == alone.generate(first, 6)
+    events = p.cache_events()
+    keys = [f"{key:x}" for key in block_keys(first, 16)]
+    assert [key for group, stored, key in events if group == "kv" and stored] == keys
+    assert [keys.index(key) + 1 for group, _, key in events if group == "state"] == [2, 4, 6, 8]
+    assert p.cache_events() == []
     # 96 tokens are six shared blocks; the state nearest below was kept at 96 (interval 2 blocks).
     warm = await p.prefill(asks("b", second, d, held_tokens=96))
     assert warm.cached_tokens == 96
