@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from harness.links.counters import Counters
 from harness.links.shape import LinkShape, Shape, TimedShape
 from harness.links.spec import LinkSpec
-from harness.links.state import LinkState
+from harness.links.state import LinkError, LinkState
 from harness.ports import LinkSignals
 
 SAMPLE_S = 0.05
@@ -69,6 +69,9 @@ class ShapedLink(ABC):
         first, second = state.sides
         self.forward = LinkDirection(first, second)
         self.reverse = LinkDirection(second, first)
+        #: Why the link no longer is what was asked for; None while it is. A run that ends with a
+        #: failure here measured another link.
+        self.failure: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -120,6 +123,10 @@ class ShapedLink(ABC):
     async def apply(self, shape: LinkShape) -> None:
         """Make the link behave as `shape` from now on. Raises LinkError."""
 
+    def _carrier_failure(self) -> str | None:
+        """Why what carries the link is gone; None while it is there."""
+        return None
+
     @abstractmethod
     async def _create(self) -> None: ...
 
@@ -164,25 +171,40 @@ class ShapedLink(ABC):
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
-        removal = asyncio.ensure_future(self._destroy())
+        if tasks:
+            # The totals that stay in `forward` and `reverse` are those at the end.
+            with contextlib.suppress(OSError):
+                self.sample()
+
+        async def finish() -> None:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._destroy()
+
+        removal = asyncio.ensure_future(finish())
+        cancelled = False
         while not removal.done():
             try:
                 await asyncio.shield(removal)
             except asyncio.CancelledError:
-                if not removal.done():
-                    continue
-                raise
+                cancelled = True
+        if cancelled:
+            raise asyncio.CancelledError
 
     async def _sample_forever(self) -> None:
         while True:
-            self.sample()
+            try:
+                self.sample()
+            except OSError as error:
+                self.failure = f"the link's counters cannot be read: {error}"
+            self.failure = self.failure or self._carrier_failure()
             await asyncio.sleep(SAMPLE_S)
 
     async def _follow(self, zero_s: float, timeline: list[TimedShape]) -> None:
         loop = asyncio.get_running_loop()
         for timed in timeline:
             await asyncio.sleep(max(0.0, zero_s + timed.at_s - loop.time()))
-            await self.apply(timed.shape)
+            try:
+                await self.apply(timed.shape)
+            except LinkError as error:
+                self.failure = f"the schedule stopped at {timed.at_s:g} s: {error}"
+                return

@@ -25,6 +25,7 @@ class EmulatorHandle:
         self._state = state
         self._process: subprocess.Popen[bytes] | None = None
         self.counters: CountersFile | None = None
+        self._last = (Counters(), Counters())
 
     async def start(self, kind: str, shape: LinkShape, options: dict[str, Any]) -> None:
         """Start the process and wait until it is ready. Raises LinkError with what it said."""
@@ -71,7 +72,16 @@ class EmulatorHandle:
     def read_counters(self) -> tuple[Counters, Counters]:
         if self.counters is None and self._state.counters_path.exists():
             self.counters = CountersFile(self._state.counters_path)
-        return self.counters.read() if self.counters else (Counters(), Counters())
+        if self.counters:
+            self._last = self.counters.read()
+        return self._last
+
+    def failure(self) -> str | None:
+        """Why the process is gone; None while it runs."""
+        code = self._process.poll() if self._process else None
+        if code is None:
+            return None
+        return f"the {self._state.backend} emulator process ended (exit code {code})"
 
     def close(self) -> None:
         """Close the lifeline; the state file's removal ends what is left."""

@@ -11,7 +11,7 @@ from harness.links.counters import Counters
 from harness.links.netlink import QdiscReader, call_in_namespace
 from harness.links.shape import FRAME_BYTES, MTU_BYTES, LinkShape, Shape
 from harness.links.spec import LinkSpec
-from harness.links.state import NETNS_DIR, PREFIX, LinkState, command, remove
+from harness.links.state import NETNS_DIR, PREFIX, LinkState, NotOurs, command, remove
 
 #: Nothing outside the two namespaces sees these addresses, so links never collide.
 SIDE_ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -58,6 +58,9 @@ class NamespaceLink(ShapedLink):
 
     def _create_namespaces(self) -> None:
         names = [self._namespace(index) for index in (0, 1)]
+        for name in names:
+            if (NETNS_DIR / name).exists():
+                raise NotOurs(f"namespace {name} exists already; not touched")
         self.state.namespaces = dict.fromkeys(names, 0)
         self.state.save()
         for name in names:
@@ -65,7 +68,26 @@ class NamespaceLink(ShapedLink):
             self.state.namespaces[name] = (NETNS_DIR / name).stat().st_ino
         self.state.save()
         for name in names:
-            call_in_namespace(str(NETNS_DIR / name), lambda: _tune_tcp(self.shape))
+            call_in_namespace(str(NETNS_DIR / name), self._tune_tcp)
+
+    def _tune_tcp(self) -> None:
+        """Buffers that one connection needs to fill the link; no memory of earlier connections."""
+        shapes = [timed.shape for timed in self.spec.timeline()]
+        pipe_bytes = max(
+            side.rate_bps / 8 * shape.rtt_s + 2 * side.queue_bytes
+            for shape in shapes
+            for side in (shape.forward, shape.reverse)
+        )
+        most = max(LEAST_SOCKET_MEMORY_BYTES, int(4 * pipe_bytes))
+        for name, value in (
+            ("ipv4/tcp_rmem", f"4096 131072 {most}"),
+            ("ipv4/tcp_wmem", f"4096 65536 {most}"),
+            ("ipv4/tcp_no_metrics_save", "1"),
+            ("ipv6/conf/all/disable_ipv6", "1"),
+        ):
+            path = Path("/proc/sys/net") / name
+            if path.exists():
+                path.write_text(value)
 
     def _configure_interfaces(self) -> None:
         for index in (0, 1):
@@ -99,6 +121,7 @@ class VethLink(NamespaceLink):
         for reader in self._readers:
             reader.close()
         self._readers = []
+        self._configured = False
         await super()._destroy()
 
     def _create_interfaces(self) -> None:
@@ -125,7 +148,7 @@ class VethLink(NamespaceLink):
         await asyncio.to_thread(self.state.save)
 
     def read_counters(self) -> tuple[Counters, Counters]:
-        if not self._readers:
+        if not self._readers and self._exists():
             for index in (0, 1):
                 path = str(NETNS_DIR / self._namespace(index))
                 self._readers.append(QdiscReader(path, self._interface(index)))
@@ -136,6 +159,9 @@ class VethLink(NamespaceLink):
                 waiting = max(0, raw.backlog_bytes - self._delay_line_bytes(index))
                 self._last[index] = _with_backlog(self._last[index], waiting)
         return self._last[0], self._last[1]
+
+    def _exists(self) -> bool:
+        return all((NETNS_DIR / self._namespace(index)).exists() for index in (0, 1))
 
     def _take(self, index: int, sent_bytes: int, sent_packets: int, dropped: int) -> None:
         """Add a qdisc's counts; when they went back (the qdisc was replaced), a new base begins."""
@@ -164,21 +190,3 @@ def _with_backlog(counters: Counters, backlog_bytes: int) -> Counters:
     return Counters(
         counters.sent_bytes, counters.sent_packets, counters.dropped_packets, backlog_bytes
     )
-
-
-def _tune_tcp(shape: LinkShape) -> None:
-    """Buffers that one connection needs to fill the link; no memory of earlier connections."""
-    pipe_bytes = sum(
-        side.rate_bps / 8 * shape.rtt_s / 2 + side.queue_bytes
-        for side in (shape.forward, shape.reverse)
-    )
-    most = max(LEAST_SOCKET_MEMORY_BYTES, int(4 * pipe_bytes))
-    for name, value in (
-        ("ipv4/tcp_rmem", f"4096 131072 {most}"),
-        ("ipv4/tcp_wmem", f"4096 65536 {most}"),
-        ("ipv4/tcp_no_metrics_save", "1"),
-        ("ipv6/conf/all/disable_ipv6", "1"),
-    ):
-        path = Path("/proc/sys/net") / name
-        if path.exists():
-            path.write_text(value)

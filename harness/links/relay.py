@@ -45,6 +45,9 @@ class RelayLink(ShapedLink):
     def read_counters(self) -> tuple[Counters, Counters]:
         return self._emulator.read_counters()
 
+    def _carrier_failure(self) -> str | None:
+        return self._emulator.failure()
+
     async def apply(self, shape: LinkShape) -> None:
         await self._emulator.request(op="shape", shape=shape.to_json())
         self.shape = shape

@@ -144,10 +144,14 @@ def find_state(token: str) -> LinkState:
 
 def sweep_stale() -> list[LinkState]:
     """Remove every link whose owner died; returns what was removed."""
-    stale = [state for state in all_states() if state.stale()]
-    for state in stale:
-        remove(state)
-    return stale
+    removed = []
+    for state in all_states():
+        if state.stale():
+            # One that names what is not ours stays, for `prfaas link down TOKEN` to explain.
+            with contextlib.suppress(NotOurs):
+                remove(state)
+                removed.append(state)
+    return removed
 
 
 def remove(state: LinkState) -> None:
