@@ -360,8 +360,8 @@ class Worker:
         }
 
     def cache_events(self) -> list[list[Any]]:
-        """[group, stored, key in hexadecimal] of each cache entry that appeared or went since the last
-        call. The oldest of more than KEPT_EVENTS are lost: a directory is a hint.
+        """[group, stored, key in hexadecimal] of each cache entry that appeared or went since the
+        last call. The oldest of more than KEPT_EVENTS are lost: a directory is a hint.
         """
         rows = [[str(event.group), event.stored, f"{event.key:x}"] for event in self._events]
         self._events.clear()
