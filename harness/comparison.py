@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from harness.control import Control
 from harness.experiment import ConfigurationSpec, EmulateSpec, Experiment
 from harness.fleets.base import Fleet, OpenFleet
 from harness.measure import (
@@ -23,7 +24,6 @@ from harness.phases import UNLOADED, Phase, plan_phases
 from harness.planner import Deployment
 from harness.planner.experiment import deployment_of
 from harness.policies import Decision
-from harness.policies.catalog import make_policy
 from harness.prediction import Prediction, predict, predict_phase, reference_capacity
 from harness.router import Router
 from harness.topology import PRFAAS
@@ -93,9 +93,13 @@ async def _configuration(
     phases = plan_phases(experiment.measure, planned, reference)
     result.common_rate = phases[1].request_rate
     fleet = await open_fleet(experiment, configuration)
+    control: Control | None = None
     try:
-        run = _Run(experiment, configuration, prediction, fleet, recorder, result.stop)
+        threshold = prediction.threshold_tokens
+        control = Control(configuration, threshold or 0.0, deployment, fleet)
+        run = _Run(experiment, configuration, prediction, fleet, control, recorder, result.stop)
         summaries: list[PhaseSummary] = []
+        control.start()
         for phase in phases:
             if result.stop.is_set():
                 break
@@ -105,12 +109,13 @@ async def _configuration(
         if experiment.measure.slo_search and not result.stop.is_set():
             say(f"{configuration.name}: searching the highest rate at which the SLO holds")
             slo_rate = Measured(paper=await run.highest_rate(planned), n=1)
-        facts = fleet.facts()
+        facts = fleet.facts() | control.facts()
     finally:
+        if control is not None:
+            await control.close()
         await fleet.close()
     result.facts[configuration.name] = facts
     unloaded = next((each for each in summaries if each.name == UNLOADED), None)
-    threshold = prediction.threshold_tokens
     return ConfigurationSummary(
         name=configuration.name,
         n_prfaas=configuration.n_prfaas or None,
@@ -153,6 +158,7 @@ class _Run:
         configuration: ConfigurationSpec,
         prediction: Prediction,
         fleet: Fleet,
+        control: Control,
         recorder: Recorder,
         stop: asyncio.Event,
     ) -> None:
@@ -160,16 +166,19 @@ class _Run:
         self._name = configuration.name
         self._prediction = prediction
         self._fleet = fleet
+        self._control = control
         self._recorder = recorder
         self._stop = stop
         self._phase = ""
         self._origin_s = 0.0
-        self._threshold = prediction.threshold_tokens
-        policy = make_policy(
-            configuration.policy, prediction.threshold_tokens or 0.0, configuration.parameters
-        )
         self._router = Router(
-            policy, fleet.view, fleet.instances, fleet.links, on_decision=self._decided
+            control.policy,
+            fleet.view,
+            fleet.instances,
+            fleet.links,
+            on_decision=self._decided,
+            prefixes=fleet.prefixes,
+            copier=fleet.copier,
         )
 
     def link_bps(self) -> float:
@@ -275,6 +284,7 @@ class _Run:
         )
 
     def _decided(self, record: RequestRecord, decision: Decision, view: View) -> None:
+        self._control.observe(record, decision, view)
         if self._phase == SEARCH:
             return
         prefill = view.prefill[decision.prefill_cluster]
@@ -288,7 +298,7 @@ class _Run:
                 record.input_tokens,
                 decision.cached_tokens,
                 decision.held_tokens,
-                self._threshold,
+                decision.threshold_tokens,
                 decision.prefill_cluster,
                 prefill.names[decision.prefill_key],
                 decode.names[decision.decode_key],

@@ -41,6 +41,15 @@ class ProfileSpec(_Section):
     pd: str = "1t-h20"
 
 
+class QueueSpec(_Section):
+    """In which order a prefill instance takes its prompts (simulate; workers run FIFO)."""
+
+    discipline: Literal["fifo", "shortest-first", "least-slack"] = "fifo"
+    ageing: float = Field(
+        0.1, gt=0, description="shortest-first: seconds of work a second of waiting is worth"
+    )
+
+
 class ConfigurationSpec(_Section):
     """One column of the comparison: a policy on given instance counts."""
 
@@ -55,6 +64,7 @@ class ConfigurationSpec(_Section):
     parameters: dict[str, float | int | bool | str] = Field(
         default_factory=dict, description="further parameters of the policy, by name"
     )
+    queue: QueueSpec = QueueSpec()
 
     @model_validator(mode="after")
     def _has_prefill(self) -> ConfigurationSpec:
@@ -67,6 +77,9 @@ class MeasureSpec(_Section):
     """When and how long is measured. Seconds are the modelled system's."""
 
     overload: float = Field(1.2, gt=1, description="capacity phase: offered / planned capacity")
+    capacity_rate: float | None = Field(
+        None, gt=0, description="capacity phase: offered rate of all configurations, req/s, instead"
+    )
     capacity_warmup_s: float = Field(90, gt=0)
     capacity_window_s: float = Field(240, gt=0)
     rate_fraction: float = Field(
@@ -87,6 +100,27 @@ class MeasureSpec(_Section):
     )
     drain_s: float = Field(600, gt=0, description="bound on the drain of a phase")
     sample_s: float = Field(1.0, gt=0, description="interval of link and instance samples")
+
+
+class CacheSpec(_Section):
+    """Prefix pools, one a cluster in `simulate`, one a worker in `emulate`. They matter to requests
+    whose workload has prefix blocks."""
+
+    enabled: bool = Field(True, description="false: every prompt is computed whole")
+    blocks: int | None = Field(
+        None, ge=1, description="attention blocks that a cluster's pool keeps; none: no bound"
+    )
+    states: int | None = Field(
+        None, ge=1, description="recurrent states that a cluster's pool keeps; none: no bound"
+    )
+    interval_blocks: int = Field(
+        32, ge=0, description="a state is kept at each multiple of so many blocks; 0: at none"
+    )
+    prompt_end: bool = Field(True, description="and at the last block boundary of a prompt")
+    junction: bool = Field(True, description="and where an earlier prompt's blocks stop matching")
+    directory_entries: int = Field(
+        1_000_000, ge=2, description="keys that the prefix directory remembers"
+    )
 
 
 class EmulateSpec(_Section):
@@ -114,6 +148,7 @@ class Experiment(_Section):
     slo: SloSpec = SloSpec()
     profiles: ProfileSpec = ProfileSpec()
     measure: MeasureSpec = MeasureSpec()
+    cache: CacheSpec = CacheSpec()
     emulate: EmulateSpec = EmulateSpec()
     configurations: tuple[ConfigurationSpec, ...] = Field(min_length=1)
 

@@ -34,7 +34,7 @@ def plan_phases(measure: MeasureSpec, capacity: float, reference: float) -> list
     phases = [
         Phase(
             CAPACITY,
-            measure.overload * capacity,
+            measure.capacity_rate or measure.overload * capacity,
             measure.capacity_warmup_s,
             measure.capacity_window_s,
         ),

@@ -78,13 +78,17 @@ class PrefillJob:
 
 @dataclass(slots=True)
 class PrefillDone:
-    """Returned when the whole cache is committed at the destination (`delivered_s`)."""
+    """Returned when the whole cache is committed at the destination (`delivered_s`).
+
+    `cached_tokens` were really reused, which may be fewer than the job said; -1: as it said.
+    """
 
     started_s: float
     finished_s: float
     delivered_s: float
     wire_bytes: int
     first_token: int = -1
+    cached_tokens: int = -1
 
 
 @dataclass(slots=True)

@@ -8,11 +8,12 @@ view.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from harness.policies.base import Decision, NoRoute, Policy
-from harness.ports import DecodeJob, Instance, Link, PrefillJob, ServingError
+from harness.ports import DecodeJob, Instance, Link, PrefillDone, PrefillJob, ServingError
+from harness.prefixes import PrefixKeeper
 from harness.view import View
 from results.records import RequestRecord, Status
 from workloads.request import Request
@@ -27,10 +28,15 @@ class RetryRules:
 
 
 DecisionSink = Callable[[RequestRecord, Decision, View], None]
+#: Moves so many (modelled) bytes of cached prefix from a cluster to another; raises TransferFailed.
+Copier = Callable[[str, str, float], Awaitable[None]]
 
 
 class Router:
-    """Routes by `policy` over `instances` (by name) and `links` (by (source, sink) cluster)."""
+    """Routes by `policy` over `instances` (by name) and `links` (by (source, sink) cluster).
+
+    `prefixes` hears what was cached where; `copier` fetches a prefix that a decision asks for.
+    """
 
     def __init__(
         self,
@@ -40,6 +46,8 @@ class Router:
         links: Mapping[tuple[str, str], Link],
         retry: RetryRules = RetryRules(),
         on_decision: DecisionSink | None = None,
+        prefixes: PrefixKeeper | None = None,
+        copier: Copier | None = None,
     ) -> None:
         self.policy = policy
         self.view = view
@@ -47,6 +55,8 @@ class Router:
         self._links = links
         self._retry = retry
         self._on_decision = on_decision
+        self._prefixes = prefixes
+        self._copier = copier
         self._loop = asyncio.get_running_loop()
 
     async def serve(self, request: Request, record: RequestRecord, origin_s: float) -> None:
@@ -90,7 +100,10 @@ class Router:
         prefill = self._instances[prefill_pool.names[prefill_key]]
         decode = self._instances[decode_pool.names[decode_key]]
         crosses = decision.prefill_cluster != decision.decode_cluster
-        link = self._links[decision.prefill_cluster, decision.decode_cluster] if crosses else None
+        link = path = None
+        if crosses:
+            link = self._links[decision.prefill_cluster, decision.decode_cluster]
+            path = view.path(decision.prefill_cluster, decision.decode_cluster)
 
         record.prefill_cluster = decision.prefill_cluster
         record.prefill_instance = prefill.spec.name
@@ -102,8 +115,13 @@ class Router:
         decode_pool.assign(decode_key)
         try:
             prefill_pool.assign(prefill_key, now_s, decision.predicted_work_s)
+            if path is not None:
+                path.outstanding_bytes += decision.predicted_bytes
             error_s = -decision.predicted_work_s  # an attempt that fails is work not done
+            copied_bytes = 0
             try:
+                if decision.copy_from:
+                    copied_bytes = await self._copy(request, decision)
                 done = await prefill.prefill(
                     PrefillJob(
                         request,
@@ -117,10 +135,14 @@ class Router:
                 error_s = done.finished_s - done.started_s - decision.predicted_work_s
             finally:
                 prefill_pool.settle(prefill_key, loop_time(), error_s)
+                if path is not None:
+                    path.outstanding_bytes -= decision.predicted_bytes
+            if request.block_ids and self._prefixes is not None:
+                self._learn(request, record, decision, done, prefill, decode)
             record.prefill_started_s = done.started_s - origin_s
             record.prefill_finished_s = done.finished_s - origin_s
             record.delivered_s = done.delivered_s - origin_s
-            record.wire_bytes = done.wire_bytes
+            record.wire_bytes = done.wire_bytes + copied_bytes
             tokens = await decode.decode(DecodeJob(request, attempt, done))
             handed_over = True
         finally:
@@ -142,3 +164,36 @@ class Router:
         for _, _, run_count in runs:
             received += run_count
         record.tokens_received = received
+
+    async def _copy(self, request: Request, decision: Decision) -> int:
+        """Fetch the prefix that the decision counts on. Returns the bytes that crossed."""
+        view, source, sink = self.view, decision.copy_from, decision.prefill_cluster
+        n_bytes = decision.copy_bytes
+        path = view.path(source, sink)
+        if self._copier is None or path is None:
+            raise AssertionError("a policy fetches prefixes only where View.copies says so")
+        path.outstanding_bytes += n_bytes
+        try:
+            await self._copier(source, sink, n_bytes)
+        finally:
+            path.outstanding_bytes -= n_bytes
+        if self._prefixes is not None:
+            self._prefixes.copied(request, sink, decision.copy_tokens)
+        return round(n_bytes)
+
+    def _learn(
+        self,
+        request: Request,
+        record: RequestRecord,
+        decision: Decision,
+        done: PrefillDone,
+        prefill: Instance,
+        decode: Instance,
+    ) -> None:
+        """What was reused really, and what is cached now."""
+        reused = decision.cached_tokens if done.cached_tokens < 0 else done.cached_tokens
+        record.cached_tokens = reused
+        if self._prefixes is not None:
+            self._prefixes.prefilled(
+                request, prefill.spec, decode.spec, decision.cached_tokens, reused
+            )

@@ -7,16 +7,23 @@ corrected by what is observed; a pool's answer costs O(log n) in its instances.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from harness.ports import LinkSignals
+from workloads.request import Request
 
 
 class WorkModel(Protocol):
     """The part of a device profile that predictions need (see `harness.profiles`)."""
 
+    @property
+    def n_layers(self) -> int: ...
+
     def prefill_s(self, input_tokens: int, cached_tokens: int = 0) -> float: ...
+
+    def kv_bytes(self, tokens: int, held_tokens: int = 0) -> float: ...
 
 
 class LeastFirst:
@@ -53,6 +60,9 @@ class LeastFirst:
     def usable(self, key: int) -> bool:
         return self._current[key] is not None
 
+    def n_usable(self) -> int:
+        return sum(entry is not None for entry in self._current)
+
     def update(self, key: int, cost: float) -> None:
         self._cost[key] = cost
         if self._current[key] is not None:
@@ -86,6 +96,35 @@ class LeastFirst:
             heapq.heapify(heap)
 
 
+class Busy:
+    """The sum of what is left of intervals that end, over `n` keys, at a time that only grows."""
+
+    __slots__ = ("_end", "_heap", "_n", "_sum_s")
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._end: dict[int, float] = {}
+        self._heap: list[tuple[float, int]] = []
+        self._sum_s = 0.0
+
+    def until(self, key: int, end_s: float) -> None:
+        """`key` is busy until `end_s`, whatever was said before."""
+        self._sum_s += end_s - self._end.get(key, 0.0)
+        self._end[key] = end_s
+        heapq.heappush(self._heap, (end_s, key))
+
+    def mean_residual_s(self, now_s: float) -> float:
+        heap, end = self._heap, self._end
+        while heap and heap[0][0] <= now_s:
+            end_s, key = heapq.heappop(heap)
+            if end.get(key) == end_s:
+                self._sum_s -= end.pop(key)
+        if not end:
+            self._sum_s = 0.0
+            return 0.0
+        return max(0.0, self._sum_s - now_s * len(end)) / self._n
+
+
 #: Predictions are taken to be right when they are this close (rounding of times), seconds.
 _EXACT_S = 1e-9
 
@@ -103,11 +142,17 @@ class PrefillPool:
     names: list[str] = field(default_factory=list)
     _order: LeastFirst = field(default_factory=LeastFirst)
     queued: list[int] = field(default_factory=list)
+    key_of: dict[str, int] = field(default_factory=dict)
+    #: Instances that left for another role, or are on their way there.
+    away: set[int] = field(default_factory=set)
+    _busy: Busy | None = None
 
     def add(self, name: str) -> int:
         self.names.append(name)
         self.queued.append(0)
-        return self._order.add()
+        self._busy = None
+        key = self.key_of[name] = self._order.add()
+        return key
 
     def least(self) -> int:
         return self._order.least()
@@ -119,14 +164,37 @@ class PrefillPool:
     def usable(self, key: int) -> bool:
         return self._order.usable(key)
 
+    def n_usable(self) -> int:
+        return self._order.n_usable()
+
     def set_usable(self, key: int, usable: bool) -> None:
         self._order.set_usable(key, usable)
+        self._busy = None
+
+    def mean_residual_s(self, now_s: float) -> float:
+        """Predicted work left, averaged over the usable instances; 0 when there is none.
+
+        Unlike the least wait it is positive as soon as any instance is busy. The first call starts
+        the accounts that keep it O(log n) amortised.
+        """
+        busy = self._busy
+        if busy is None:
+            order = self._order
+            usable = [key for key in range(len(order)) if order.usable(key)]
+            busy = self._busy = Busy(len(usable))
+            for key in usable:
+                busy.until(key, order.cost(key))
+        return busy.mean_residual_s(now_s)
 
     def assign(self, key: int, now_s: float, work_s: float) -> None:
         self.queued[key] += 1
-        order = self._order
-        empty_s = order.cost(key)
-        order.update(key, (now_s if now_s > empty_s else empty_s) + work_s)
+        empty_s = self._order.cost(key)
+        self._empty_at(key, (now_s if now_s > empty_s else empty_s) + work_s)
+
+    def _empty_at(self, key: int, empty_s: float) -> None:
+        self._order.update(key, empty_s)
+        if self._busy is not None and self._order.usable(key):
+            self._busy.until(key, empty_s)
 
     def settle(self, key: int, now_s: float, error_s: float) -> None:
         """A prefill of the instance ended, `error_s` later than predicted work said."""
@@ -134,9 +202,9 @@ class PrefillPool:
         empty_s = self._order.cost(key)
         if queued == 0:
             if now_s < empty_s:
-                self._order.update(key, now_s)
+                self._empty_at(key, now_s)
         elif not -_EXACT_S < error_s < _EXACT_S:
-            self._order.update(key, empty_s + error_s)
+            self._empty_at(key, empty_s + error_s)
 
 
 @dataclass(slots=True)
@@ -146,10 +214,13 @@ class DecodePool:
     cluster: str
     names: list[str] = field(default_factory=list)
     _order: LeastFirst = field(default_factory=LeastFirst)
+    key_of: dict[str, int] = field(default_factory=dict)
+    away: set[int] = field(default_factory=set)
 
     def add(self, name: str) -> int:
         self.names.append(name)
-        return self._order.add()
+        key = self.key_of[name] = self._order.add()
+        return key
 
     def least(self) -> int:
         return self._order.least()
@@ -159,6 +230,9 @@ class DecodePool:
 
     def usable(self, key: int) -> bool:
         return self._order.usable(key)
+
+    def n_usable(self) -> int:
+        return self._order.n_usable()
 
     def set_usable(self, key: int, usable: bool) -> None:
         self._order.set_usable(key, usable)
@@ -171,17 +245,89 @@ class DecodePool:
 
 
 class PrefixHits(Protocol):
-    """Which cluster (and instance) holds how much of a prompt; see `harness.directory`."""
+    """Which cluster and instance is thought to hold how much of a prompt (`harness.directory`).
 
-    def hit_tokens(self, cluster: str, request: object) -> int: ...
+    `hit_tokens` and `instance_tokens` count what a prefill could start from: whole blocks up to the
+    deepest recurrent state, at most all but the last token. `held_tokens` counts attention blocks
+    alone: they need not cross again.
+    """
+
+    def hit_tokens(self, cluster: str, request: Request) -> int: ...
+
+    def instance_tokens(self, instance: str, request: Request) -> int: ...
+
+    def holders(self, cluster: str, request: Request, most: int) -> Sequence[tuple[str, int]]:
+        """Up to `most` instances of `cluster` with a prefix, the longest first; none where the
+        instances of a cluster share one pool."""
+        ...
+
+    def held_tokens(self, cluster: str, request: Request) -> int: ...
+
+    def instance_held_tokens(self, instance: str, request: Request) -> int: ...
+
+
+#: What a link that is down is predicted to take, seconds: long, but a number that can be written.
+_DOWN_S = 1e6
+
+
+@dataclass(slots=True)
+class Path:
+    """One direction between clusters: what its monitor measured, and the bytes the router has
+    promised to it. Bytes are the modelled system's; the link's own are `1 / byte_scale` of them.
+    """
+
+    signals: LinkSignals
+    byte_scale: float = 1.0
+    outstanding_bytes: float = 0.0
+
+    @property
+    def delay_s(self) -> float:
+        """Half the least round trip that was seen."""
+        return self.signals.min_rtt_s / 2
+
+    def bytes_per_s(self) -> float:
+        """What it carries: the rate, or what it really moves while saturated; inf before any
+        measurement."""
+        signals = self.signals
+        if not signals.sampled_s:
+            return float("inf")
+        saturated = signals.verdict == "saturated" and signals.throughput_bps > 0.0
+        rate_bps = min(signals.rate_bps, signals.throughput_bps) if saturated else signals.rate_bps
+        return rate_bps * self.byte_scale / 8
+
+    def sending_s(self, n_bytes: float) -> float:
+        """Seconds that `n_bytes` occupy it."""
+        rate = self.bytes_per_s()
+        return n_bytes / rate if rate > 0.0 else _DOWN_S
+
+    def ahead_s(self) -> float:
+        """Seconds until all that was promised so far has left."""
+        return self.sending_s(self.outstanding_bytes)
+
+    def copy_s(self, n_bytes: float) -> float:
+        """Seconds to fetch `n_bytes` now: a request, then the bytes behind those on their way."""
+        return self.sending_s(self.outstanding_bytes + n_bytes) + 2 * self.delay_s
 
 
 @dataclass(slots=True)
 class View:
-    """Everything a policy may look at when it routes."""
+    """Everything a policy may look at when it routes. `copies`: prefixes can be fetched from
+    another cluster before a prefill.
+    """
 
     now_s: float
     prefill: dict[str, PrefillPool]
     decode: dict[str, DecodePool]
     links: dict[tuple[str, str], LinkSignals]
     directory: PrefixHits | None = None
+    byte_scale: float = 1.0
+    copies: bool = False
+    _paths: dict[tuple[str, str], Path] = field(default_factory=dict)
+
+    def path(self, source: str, sink: str) -> Path | None:
+        """The account of a link; None where there is none."""
+        ends = (source, sink)
+        path = self._paths.get(ends)
+        if path is None and ends in self.links:
+            path = self._paths[ends] = Path(self.links[ends], self.byte_scale)
+        return path

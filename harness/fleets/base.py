@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.ports import Instance, Link
+from harness.prefixes import PrefixKeeper
+from harness.router import Copier
 from harness.scale import Scale
 from harness.view import View
 from workloads.request import Request
-
 
 #: Whether one monolithic engine generates the same tokens for the request.
 Verify = Callable[[Request, list[int]], Awaitable[bool]]
@@ -34,6 +35,16 @@ class Fleet(Protocol):
     @property
     def verify(self) -> Verify | None:
         """None where instances are modelled and make no tokens."""
+        ...
+
+    @property
+    def prefixes(self) -> PrefixKeeper | None:
+        """Who is told what was cached where; None: prefixes are not reused."""
+        ...
+
+    @property
+    def copier(self) -> Copier | None:
+        """Fetches a prefix from another cluster; None where that is not possible."""
         ...
 
     def facts(self) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from typing import Any
 
 import aiohttp
 
+from engine.cache.checkpoints import CheckpointPolicy
 from engine.model.config import ModelConfig, shape
+from harness.directory import PrefixDirectory
 from harness.errors import NotReady
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.nursery import Nursery, last_line
@@ -27,6 +29,7 @@ from harness.links.base import ShapedLink
 from harness.links.factory import open_link
 from harness.ports import Instance, InstanceSpec, Link, Role
 from harness.prediction import peak_rate
+from harness.prefixes import LearningKeeper, PrefixKeeper
 from harness.profiles import Profile, load_profile
 from harness.scale import Scale
 from harness.topology import PD, PRFAAS, build_view, instance_specs
@@ -135,6 +138,8 @@ class LocalFleet:
         self.links: Mapping[tuple[str, str], Link] = {}
         self.view = View(0.0, {}, {}, {})
         self.verify = self._verify
+        self.prefixes: PrefixKeeper | None = None
+        self.copier = None
         self._owner = owner
         self._configuration = configuration
         self._folder = folder
@@ -162,6 +167,8 @@ class LocalFleet:
             {name: each.scaled(scale.time_scale) for name, each in self._owner.profiles.items()},
             {pair: link.signals for pair, link in self.links.items()},
         )
+        self.view.byte_scale = scale.byte_scale
+        self.prefixes = self._directory(specs)
         if self._shaped is not None:
             self._shaped.start_schedule()
         self._start_s = time.monotonic() - began_s
@@ -188,6 +195,18 @@ class LocalFleet:
             "paced_steps": sum(each.paced_jobs for each in remote),
             "pacing_overruns": sum(each.overruns for each in remote),
         }
+
+    def _directory(self, specs: list[InstanceSpec]) -> PrefixKeeper | None:
+        """A directory of the workers' own pools, which the router fills with what it knows."""
+        cache = self._owner.experiment.cache
+        if not cache.enabled:
+            return None
+        directory = PrefixDirectory(cache.directory_entries)
+        for spec in specs:
+            directory.add_instance(spec.name, spec.cluster)
+        self.view.directory = directory
+        policy = CheckpointPolicy(cache.interval_blocks, cache.prompt_end, cache.junction)
+        return LearningKeeper(directory, policy)
 
     async def _verify(self, request: Request, token_ids: list[int]) -> bool:
         """Whether one monolithic engine generates the same tokens for `request`."""
@@ -278,4 +297,4 @@ class LocalFleet:
         pools = self.view.prefill if instance.role is Role.PREFILL else self.view.decode
         pool = pools.get(spec.cluster)
         if pool is not None and spec.name in pool.names:
-            pool.set_usable(pool.names.index(spec.name), False)
+            pool.set_usable(pool.key_of[spec.name], False)

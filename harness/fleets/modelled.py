@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from harness.experiment import ConfigurationSpec, Experiment
+from engine.cache.checkpoints import CheckpointPolicy
+from harness.directory import PrefixDirectory
+from harness.experiment import CacheSpec, ConfigurationSpec, Experiment
+from harness.instances.disciplines import make_discipline
 from harness.instances.modelled import DecodeRules, ModelledInstance
 from harness.instances.modelled_prefill import PrefillRules
+from harness.instances.prefix_pool import PrefixPool
+from harness.links.copying import fluid_copy
 from harness.links.fluid import FlowLimits, FluidLink, LinkState
 from harness.links.shape import GOODPUT_SHARE, Shape
 from harness.links.spec import LinkSpec
 from harness.ports import InstanceSpec, Role
+from harness.prefixes import PoolKeeper
 from harness.profiles import load_profile
 from harness.profiles.profile import Profile
 from harness.scale import UNSCALED, Scale
@@ -29,14 +36,28 @@ class ModelledFleet:
         instances: Mapping[str, ModelledInstance],
         links: Mapping[tuple[str, str], FluidLink],
         view: View,
+        prefixes: PoolKeeper | None = None,
+        discipline: str = "fifo",
     ) -> None:
         self.instances = instances
         self.links = links
         self.view = view
         self.verify = None
+        self.prefixes = prefixes
+        self.copier = self._copy_prefix
+        self._discipline = discipline
 
     def facts(self) -> dict[str, Any]:
-        return {"clock": "virtual", "instances": "modelled", "link": "fluid"}
+        return {
+            "clock": "virtual",
+            "instances": "modelled",
+            "link": "fluid",
+            "queue_discipline": self._discipline,
+        }
+
+    async def _copy_prefix(self, source: str, sink: str, n_bytes: float) -> None:
+        """Move cached bytes from a cluster to another. Raises TransferFailed."""
+        await fluid_copy(self.links[source, sink], n_bytes)
 
     async def close(self) -> None:
         """Nothing was started that outlives the loop."""
@@ -50,7 +71,10 @@ async def open_modelled(experiment: Experiment, configuration: ConfigurationSpec
     }
     specs = instance_specs(experiment, configuration)
     links = fluid_links(experiment.link, experiment.measure.sample_s)
-    return build_fleet(specs, profiles, links)
+    queue = configuration.queue
+    discipline = make_discipline(queue.discipline, queue.ageing, experiment.slo.ttft_s)
+    rules = PrefillRules(discipline=discipline)
+    return build_fleet(specs, profiles, links, rules, cache=experiment.cache)
 
 
 def build_fleet(
@@ -59,25 +83,48 @@ def build_fleet(
     links: Mapping[tuple[str, str], FluidLink],
     prefill: PrefillRules = PrefillRules(),
     decode: DecodeRules = DecodeRules(),
+    cache: CacheSpec | None = None,
 ) -> ModelledFleet:
     """A fleet of any size; `profiles` by cluster. An instance that dies is not usable in the view
     from that moment until it is back."""
     signals = {ends: link.signals for ends, link in links.items()}
     view = build_view(specs, profiles, signals)
 
+    keeper = None if cache is None or not cache.enabled else _keeper(cache, specs, view)
+
     def serving(spec: InstanceSpec, usable: bool) -> None:
         pools: Mapping[str, PrefillPool | DecodePool]
-        pools = view.prefill if spec.role is Role.PREFILL else view.decode
+        pools = view.prefill if instances[spec.name].role is Role.PREFILL else view.decode
         pool = pools[spec.cluster]
-        pool.set_usable(pool.names.index(spec.name), usable)
+        pool.set_usable(pool.key_of[spec.name], usable)
 
     instances = {
         spec.name: ModelledInstance(
-            spec, profiles[spec.cluster], prefill, decode, on_serving=serving
+            spec,
+            profiles[spec.cluster],
+            prefill,
+            decode,
+            on_serving=serving,
+            prefixes=None if keeper is None else keeper.pools[spec.cluster],
         )
         for spec in specs
     }
-    return ModelledFleet(instances, links, view)
+    return ModelledFleet(instances, links, view, keeper, prefill.discipline.name)
+
+
+def _keeper(cache: CacheSpec, specs: list[InstanceSpec], view: View) -> PoolKeeper:
+    """A prefix pool for each cluster, and a directory in the view that hears of their events."""
+    directory = PrefixDirectory(cache.directory_entries)
+    policy = CheckpointPolicy(cache.interval_blocks, cache.prompt_end, cache.junction)
+    pools = {}
+    for cluster in dict.fromkeys(spec.cluster for spec in specs):
+        directory.add_cluster(cluster, [spec.name for spec in specs if spec.cluster == cluster])
+        pools[cluster] = PrefixPool(
+            partial(directory.event, cluster), cache.blocks, cache.states, policy
+        )
+    view.directory = directory
+    view.copies = True
+    return PoolKeeper(pools)
 
 
 def fluid_links(

@@ -58,3 +58,16 @@ class LeastSlack:
 
     def rank(self, enqueued_s: float, work_s: float) -> float:
         return enqueued_s + self.ttft_s - work_s
+
+
+def make_discipline(name: str, ageing: float, ttft_s: float) -> Discipline:
+    """By name; `ageing` is shortest-first's, `ttft_s` (the objective) least-slack's."""
+    match name:
+        case "fifo":
+            return Fifo()
+        case "shortest-first":
+            return ShortestFirst(ageing)
+        case "least-slack":
+            return LeastSlack(ttft_s)
+        case _:
+            raise ValueError(f"no queue discipline {name!r}")

@@ -15,6 +15,7 @@ from harness.instances.modelled_decode import DecodeStage, DecodeWork
 from harness.instances.modelled_macro import MacroBatch
 from harness.instances.modelled_prefill import PrefillRules, PrefillStage, PrefillWork
 from harness.instances.modelled_steps import SteppedBatch
+from harness.instances.prefix_pool import PrefixPool
 from harness.links.fluid import FluidLink
 from harness.ports import (
     DecodeJob,
@@ -72,7 +73,9 @@ class InstanceLoad:
 
 class ModelledInstance:
     """`conversion_s` is the time a change of role takes after the drain. `on_serving` is told when
-    the instance dies (False) and is back (True), as a health check would tell."""
+    the instance dies (False) and is back (True), as a health check would tell. `prefixes` is the
+    pool that it shares with its cluster: what a job counts on and is not there is computed, or
+    crosses the link."""
 
     def __init__(
         self,
@@ -82,11 +85,13 @@ class ModelledInstance:
         decode: DecodeRules = DecodeRules(),
         conversion_s: float = 0.0,
         on_serving: Callable[[InstanceSpec, bool], None] | None = None,
+        prefixes: PrefixPool | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.spec = spec
         self.role = spec.role
         self.conversion_s = conversion_s
+        self.prefixes = prefixes
         self.lost_because = ""
         self._on_serving = on_serving
         self._loop = loop
@@ -107,6 +112,8 @@ class ModelledInstance:
         destination, link = job.destination, job.link
         assert isinstance(destination, ModelledInstance)
         assert link is None or isinstance(link, FluidLink)
+        if job.request.block_ids:
+            self._check_counted_on(job, destination)
         return self._prefill.submit(job, destination.decode_stage(), link)
 
     def decode(self, job: DecodeJob) -> DecodeWork:
@@ -223,6 +230,15 @@ class ModelledInstance:
             raise InstanceLost(self.spec.name, "draining")
         if self.role is not role:
             raise InstanceLost(self.spec.name, f"serves {self.role}, not {role}")
+
+    def _check_counted_on(self, job: PrefillJob, destination: ModelledInstance) -> None:
+        """A prefix directory may be wrong; the pools are not."""
+        request = job.request
+        here, there = self.prefixes, destination.prefixes
+        usable = 0 if here is None else here.usable_tokens(request)
+        held = 0 if there is None else there.held_tokens(request)
+        job.cached_tokens = min(job.cached_tokens, usable)
+        job.held_tokens = min(job.held_tokens, held)
 
     def _on_change(self) -> None:
         draining = self._draining

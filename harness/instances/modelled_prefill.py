@@ -243,7 +243,15 @@ class PrefillStage:
         work.destination.arrived(work.key)
         wire_bytes = 0 if work.link is None else round(work.n_bytes)
         now_s = self.loop.time()
-        work.set_result(PrefillDone(work.started_s, work.finished_s, now_s, wire_bytes))
+        work.set_result(
+            PrefillDone(
+                work.started_s,
+                work.finished_s,
+                now_s,
+                wire_bytes,
+                cached_tokens=work.cached_tokens,
+            )
+        )
         work.flow = None
         self._free(work)
         if self._queued:

@@ -110,6 +110,7 @@ class RemoteInstance:
             delivered_s=reply["delivered_s"],
             wire_bytes=reply["wire_bytes"] if job.link is not None else 0,
             first_token=reply["first_token"],
+            cached_tokens=reply["cached_tokens"],
         )
 
     async def decode(self, job: DecodeJob) -> DecodeDone:

@@ -17,8 +17,10 @@ class NoRoute(Exception):
 class Decision:
     """Where one attempt at a request goes, and why. Keys index the pools of the view.
 
-    `predicted_work_s` is the prefill time the router accounts to the instance; `alternatives` are
-    the predicted TTFTs (s) of the clusters considered, by cluster name.
+    `predicted_work_s` is the prefill time the router accounts to the instance, `predicted_bytes`
+    those it accounts to the link; `alternatives` are the predicted TTFTs (s) of the clusters
+    considered, by cluster name. With `copy_from`, the first `copy_tokens` of the prompt are fetched
+    from that cluster before the prefill; `cached_tokens` counts them already.
     """
 
     prefill_cluster: str
@@ -31,6 +33,10 @@ class Decision:
     copy_from: str = ""
     reason: str = ""
     alternatives: tuple[tuple[str, float], ...] = ()
+    predicted_bytes: float = 0.0
+    copy_tokens: int = 0
+    copy_bytes: float = 0.0
+    threshold_tokens: float | None = None
 
 
 class Policy(Protocol):

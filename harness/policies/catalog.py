@@ -1,4 +1,4 @@
-"""Policies by the name that an experiment gives them."""
+"""Policies by the name that an experiment gives them, with their parameters."""
 
 from __future__ import annotations
 
@@ -7,41 +7,86 @@ from typing import Any
 
 from harness.errors import BadInput
 from harness.policies.base import Policy
+from harness.policies.operators import LeastLoaded, UncachedThreshold
+from harness.policies.parameters import Value, build, parameters_of, refuse_others
+from harness.policies.prfaas import Controls, Prfaas
+from harness.policies.priced import Eft, Priced, Prices
 from harness.policies.static import Balanced, Homogeneous, Naive, PrfaasStatic
+from harness.scale import UNSCALED, Scale
+from harness.schedulers.long_term import LongTermRules
+from harness.schedulers.short_term import ShortTermRules
 
-#: Checked by the policy's own signature.
-Parameters = Mapping[str, Any]
-
-
-def _plain(policy: type[Homogeneous] | type[Naive] | type[Balanced]) -> Callable[..., Policy]:
-    def make(threshold_tokens: float, parameters: Parameters) -> Policy:
-        return policy(**parameters)
-
-    return make
+#: Checked when a policy is made: names against the policy's kinds, values against their bounds.
+Parameters = Mapping[str, Value]
+_Maker = Callable[[Controls, Parameters, Scale], Policy]
 
 
-def _threshold(threshold_tokens: float, parameters: Parameters) -> Policy:
-    return PrfaasStatic(threshold_tokens, **parameters)
+def _plain(kind: type[Any]) -> tuple[tuple[type, ...], _Maker]:
+    return (kind,), lambda controls, given, scale: build(kind, given, scale)
 
 
-_MAKERS: dict[str, Callable[[float, Parameters], Policy]] = {
+def _static(controls: Controls, given: Parameters, scale: Scale) -> Policy:
+    return PrfaasStatic(controls.threshold_tokens)
+
+
+def _priced(controls: Controls, given: Parameters, scale: Scale) -> Policy:
+    return build(Priced, given, scale, prices=build(Prices, given, scale))
+
+
+def _prfaas(controls: Controls, given: Parameters, scale: Scale) -> Policy:
+    prices = build(Prices, given, scale)
+    return build(Prfaas, given, scale, controls=controls, prices=prices)
+
+
+#: Policy -> the dataclasses that its parameters are fields of, and how it is made.
+_CATALOG: dict[str, tuple[tuple[type, ...], _Maker]] = {
     "homogeneous": _plain(Homogeneous),
     "naive": _plain(Naive),
     "balanced": _plain(Balanced),
-    "prfaas-static": _threshold,
+    "prfaas-static": ((), _static),
+    "prfaas": ((Prfaas, Prices, ShortTermRules, LongTermRules), _prfaas),
+    "least-loaded": _plain(LeastLoaded),
+    "uncached-threshold": _plain(UncachedThreshold),
+    "eft": _plain(Eft),
+    "priced": ((Priced, Prices), _priced),
 }
+
+#: Policies whose threshold and roles the schedulers move.
+SCHEDULED = frozenset({"prfaas"})
 
 
 def policy_names() -> list[str]:
-    return sorted(_MAKERS)
+    return sorted(_CATALOG)
 
 
-def make_policy(name: str, threshold_tokens: float, parameters: Parameters) -> Policy:
-    """Raises BadInput for an unknown policy or a parameter that it does not have."""
-    maker = _MAKERS.get(name)
-    if maker is None:
+def policy_parameters(name: str) -> list[tuple[str, Value, str]]:
+    """(name, default, meaning) of each parameter of a policy."""
+    kinds, _ = _CATALOG[name]
+    return [
+        (each.name, each.default, each.metadata["about"])
+        for kind in kinds
+        for each in parameters_of(kind)
+    ]
+
+
+def make_policy(
+    name: str,
+    threshold_tokens: float,
+    parameters: Parameters,
+    scale: Scale = UNSCALED,
+    controls: Controls | None = None,
+) -> Policy:
+    """Raises BadInput for an unknown policy, or a parameter that it does not have or take.
+
+    `controls` is what schedulers will move; without it the threshold stays as given. Parameters in
+    seconds are converted to the loop's.
+    """
+    entry = _CATALOG.get(name)
+    if entry is None:
         raise BadInput(f"policy {name!r} is unknown (there are: {', '.join(policy_names())})")
+    kinds, maker = entry
+    refuse_others(parameters, kinds, f"policy {name}")
     try:
-        return maker(threshold_tokens, parameters)
-    except TypeError as error:
+        return maker(controls or Controls(threshold_tokens), parameters, scale)
+    except BadInput as error:
         raise BadInput(f"policy {name}: {error}") from None

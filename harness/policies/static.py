@@ -9,79 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.policies.base import Decision, NoRoute
+from harness.policies.base import Decision
+from harness.policies.candidates import candidate, decide, hit_tokens, no_prefill
+from harness.policies.parameters import parameter
 from harness.view import PrefillPool, View
 from workloads.request import Request
 
 _GOLDEN_64 = 0x9E3779B97F4A7C15
 _MASK_64 = (1 << 64) - 1
-
-
-def hit_tokens(view: View, cluster: str, request: Request) -> int:
-    """Tokens of the prompt that `cluster` holds; the last one is always computed anew."""
-    if view.directory is None:
-        return 0
-    return min(view.directory.hit_tokens(cluster, request), request.input_tokens - 1)
-
-
-def usable_pool(view: View, cluster: str) -> tuple[PrefillPool, int] | None:
-    """The prefill pool of `cluster` and its least loaded usable instance, if it has one."""
-    pool = view.prefill.get(cluster)
-    if pool is None:
-        return None
-    key = pool.least()
-    return None if key < 0 else (pool, key)
-
-
-def decide(
-    request: Request,
-    view: View,
-    pool: PrefillPool,
-    key: int,
-    decode_cluster: str,
-    reason: str,
-    alternatives: tuple[tuple[str, float], ...] = (),
-) -> Decision:
-    """Prefill at `key` of `pool`, decode at the least active instance of `decode_cluster`."""
-    decode_pool = view.decode.get(decode_cluster)
-    decode_key = -1 if decode_pool is None else decode_pool.least()
-    if decode_key < 0:
-        raise NoRoute(f"no usable decode instance in {decode_cluster}")
-    cached = hit_tokens(view, pool.cluster, request)
-    crosses = pool.cluster != decode_cluster
-    held = hit_tokens(view, decode_cluster, request) if crosses else cached
-    return Decision(
-        prefill_cluster=pool.cluster,
-        prefill_key=key,
-        decode_cluster=decode_cluster,
-        decode_key=decode_key,
-        predicted_work_s=pool.profile.prefill_s(request.input_tokens, cached),
-        cached_tokens=cached,
-        held_tokens=held,
-        reason=reason,
-        alternatives=alternatives,
-    )
-
-
-def predicted_ttft_s(request: Request, view: View, pool: PrefillPool, key: int) -> float:
-    """Wait plus work if the request prefilled at `key` of `pool` now."""
-    cached = hit_tokens(view, pool.cluster, request)
-    work_s = pool.profile.prefill_s(request.input_tokens, cached)
-    return pool.wait_s(key, view.now_s) + work_s
-
-
-def _ttfts(
-    request: Request, view: View, *found: tuple[PrefillPool, int] | None
-) -> tuple[tuple[str, float], ...]:
-    return tuple(
-        (usable[0].cluster, predicted_ttft_s(request, view, *usable))
-        for usable in found
-        if usable is not None
-    )
-
-
-def no_prefill(*clusters: str) -> NoRoute:
-    return NoRoute(f"no usable prefill instance in {' or '.join(clusters)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +27,10 @@ class Homogeneous:
     name: str = "homogeneous"
 
     def route(self, request: Request, view: View) -> Decision:
-        found = usable_pool(view, self.local)
+        found = candidate(request, view, self.local, self.local)
         if found is None:
             raise no_prefill(self.local)
-        return decide(request, view, *found, self.local, "only cluster")
+        return decide(request, view, found, self.local, "only cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +42,10 @@ class Naive:
     name: str = "naive"
 
     def route(self, request: Request, view: View) -> Decision:
-        found = usable_pool(view, self.remote)
+        found = candidate(request, view, self.remote, self.local)
         if found is None:
             raise no_prefill(self.remote)
-        return decide(request, view, *found, self.local, "all prefill remote")
+        return decide(request, view, found, self.local, "all prefill remote")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,39 +55,32 @@ class Balanced:
     The length of the request itself is never looked at, so both clusters see the same mix of
     lengths and both are used to the full: capacity is the sum of both prefill rates. While both
     have an idle instance the clusters share in proportion to their prefill rates at
-    `reference_tokens` (the workload's mean, say), spread evenly by request id (Weyl sequence).
+    `reference_tokens`, spread evenly by request id (Weyl sequence).
     """
 
-    reference_tokens: int = 27_486
+    reference_tokens: int = parameter(
+        27_486, "length at which idle clusters' rates are compared: the workload's mean", least=1
+    )
     remote: str = "prfaas"
     local: str = "pd"
     name: str = "balanced"
 
     def route(self, request: Request, view: View) -> Decision:
-        remote = usable_pool(view, self.remote)
-        local = usable_pool(view, self.local)
+        remote = candidate(request, view, self.remote, self.local)
+        local = candidate(request, view, self.local, self.local)
         if remote is None or local is None:
             found = remote or local
             if found is None:
                 raise no_prefill(self.remote, self.local)
-            return decide(request, view, *found, self.local, "only usable cluster")
-        now_s = view.now_s
-        remote_wait_s = remote[0].wait_s(remote[1], now_s)
-        local_wait_s = local[0].wait_s(local[1], now_s)
-        if remote_wait_s == local_wait_s == 0.0:
-            goes_remote = self._share_sends_remote(request.id, remote[0], local[0])
+            return decide(request, view, found, self.local, "only usable cluster")
+        if remote.wait_s == local.wait_s == 0.0:
+            goes_remote = self._share_sends_remote(request.id, remote.pool, local.pool)
             reason = "share of capacity"
         else:
-            goes_remote = remote_wait_s <= local_wait_s
+            goes_remote = remote.wait_s <= local.wait_s
             reason = "least wait"
-        return decide(
-            request,
-            view,
-            *(remote if goes_remote else local),
-            self.local,
-            reason,
-            _ttfts(request, view, remote, local),
-        )
+        chosen = remote if goes_remote else local
+        return decide(request, view, chosen, self.local, reason, (remote, local))
 
     def _share_sends_remote(self, request_id: int, remote: PrefillPool, local: PrefillPool) -> bool:
         remote_rate = len(remote.names) / remote.profile.prefill_s(self.reference_tokens)
@@ -174,11 +102,11 @@ class PrfaasStatic:
     name: str = "prfaas-static"
 
     def route(self, request: Request, view: View) -> Decision:
+        threshold = self.threshold_tokens
         incremental = request.input_tokens - hit_tokens(view, self.local, request)
-        remote = usable_pool(view, self.remote)
-        local = usable_pool(view, self.local)
-        alternatives = _ttfts(request, view, remote, local)
-        if incremental > self.threshold_tokens:
+        remote = candidate(request, view, self.remote, self.local)
+        local = candidate(request, view, self.local, self.local)
+        if incremental > threshold:
             chosen, other, reason = remote, local, "above threshold"
         else:
             chosen, other, reason = local, remote, "within threshold"
@@ -186,4 +114,4 @@ class PrfaasStatic:
             chosen, reason = other, "other side: none usable"
         if chosen is None:
             raise no_prefill(self.remote, self.local)
-        return decide(request, view, *chosen, self.local, reason, alternatives)
+        return decide(request, view, chosen, self.local, reason, (remote, local), threshold)

@@ -19,8 +19,20 @@ class Held:
 
     tokens: dict[str, int]
 
-    def hit_tokens(self, cluster: str, request: object) -> int:
+    def hit_tokens(self, cluster: str, request: Request) -> int:
+        return min(self.tokens.get(cluster, 0), request.input_tokens - 1)
+
+    def instance_tokens(self, instance: str, request: Request) -> int:
+        return self.hit_tokens(instance.partition("-")[0], request)
+
+    def held_tokens(self, cluster: str, request: Request) -> int:
         return self.tokens.get(cluster, 0)
+
+    def instance_held_tokens(self, instance: str, request: Request) -> int:
+        return self.held_tokens(instance.partition("-")[0], request)
+
+    def holders(self, cluster: str, request: Request, most: int) -> list[tuple[str, int]]:
+        return []
 
 
 def view_of(n_prfaas: int = 2, n_prefill: int = 2, n_decode: int = 2) -> View:
@@ -35,7 +47,7 @@ def view_of(n_prfaas: int = 2, n_prefill: int = 2, n_decode: int = 2) -> View:
 
 
 def request_of(tokens: int, number: int = 0) -> Request:
-    return Request(number, 0.0, tokens, 1024)
+    return Request(number, 0.0, tokens, 1024, (1,), tokens)
 
 
 def test_threshold_is_strict_and_work_is_predicted_from_the_clusters_profile():

@@ -1,0 +1,118 @@
+"""The control plane of one configuration: its policy, and the schedulers that move it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from harness.experiment import ConfigurationSpec
+from harness.fleets.base import Fleet
+from harness.planner import Deployment
+from harness.policies import Decision, Policy
+from harness.policies.catalog import SCHEDULED, make_policy
+from harness.policies.parameters import build
+from harness.policies.prfaas import Controls
+from harness.schedulers.long_term import LongTerm, LongTermRules
+from harness.schedulers.roles import Roles
+from harness.schedulers.short_term import ShortTerm, ShortTermRules
+from harness.schedulers.traffic import TrafficWindow
+from harness.topology import PD, PRFAAS
+from harness.view import View
+from results.records import RequestRecord
+
+
+class Control:
+    """`policy` routes; `observe` sees each decision; schedulers run from `start` to `close`."""
+
+    def __init__(
+        self,
+        configuration: ConfigurationSpec,
+        threshold_tokens: float,
+        deployment: Deployment,
+        fleet: Fleet,
+    ) -> None:
+        self.controls = Controls(threshold_tokens)
+        scale, parameters = fleet.scale, configuration.parameters
+        self.policy: Policy = make_policy(
+            configuration.policy, threshold_tokens, parameters, scale, self.controls
+        )
+        #: (loop second, what a scheduler did), in order.
+        self.actions: list[tuple[float, str]] = []
+        self._scale = scale
+        self._tasks: list[asyncio.Task[None]] = []
+        self._seen: TrafficWindow | None = None
+        self._short: ShortTerm | None = None
+        self._long: LongTerm | None = None
+        if configuration.policy not in SCHEDULED:
+            return
+        short = build(ShortTermRules, parameters, scale)
+        long = build(LongTermRules, parameters, scale)
+        self._seen = TrafficWindow(long.window_s)
+        view = fleet.view
+        follower = ShortTerm(
+            short,
+            self.controls,
+            view,
+            (PRFAAS, PD),
+            deployment,
+            self._seen,
+            scale,
+            self._note,
+        )
+        if short.short_term:
+            self._short = follower
+        if long.long_term:
+            self._long = LongTerm(
+                long,
+                Roles(view, fleet.instances, PD, long.conversion_s),
+                lambda: view.prefill[PRFAAS].n_usable() if PRFAAS in view.prefill else 0,
+                deployment,
+                self._seen,
+                scale,
+                follower.bandwidth_gbps,
+                self._note,
+                short.least_samples,
+            )
+
+    def observe(self, record: RequestRecord, decision: Decision, view: View) -> None:
+        """Lengths that arrive, once a request."""
+        if self._seen is not None and record.attempts == 1:
+            incremental = record.input_tokens - decision.cached_tokens
+            self._seen.note(view.now_s, incremental, record.output_tokens)
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._short is not None:
+            self._tasks.append(loop.create_task(self._watch(self._short)))
+        if self._long is not None:
+            self._tasks.append(loop.create_task(self._plan(self._long)))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def facts(self) -> dict[str, Any]:
+        """What the schedulers did, in modelled seconds since the fleet came up."""
+        if self._seen is None:
+            return {}
+        return {
+            "scheduling": [
+                [round(self._scale.modelled_s(time_s), 3), what] for time_s, what in self.actions
+            ]
+        }
+
+    def _note(self, what: str) -> None:
+        self.actions.append((asyncio.get_running_loop().time(), what))
+
+    async def _watch(self, short: ShortTerm) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(short.rules.watch_interval_s)
+            short.look(loop.time())
+
+    async def _plan(self, long: LongTerm) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(long.rules.plan_interval_s)
+            await long.plan(loop.time())

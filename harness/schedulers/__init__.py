@@ -1,0 +1,1 @@
+"""What moves a policy while it runs: threshold in seconds, roles in minutes."""
