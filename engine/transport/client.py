@@ -25,7 +25,7 @@ from typing import Any
 from engine.transport.arena import SharedArena
 from engine.transport.errors import PlaneLost, TransferFailed, TransferRefused
 from engine.transport.ipc import Message, MessageReader, encode
-from engine.transport.messages import Key, Manifest
+from engine.transport.messages import Key, Manifest, check_size
 from engine.transport.outbound import Peer
 from engine.transport.receiver import Handle
 from engine.transport.regions import RangeList, Region
@@ -148,6 +148,7 @@ class Transfer:
         if short:
             region, count = next(iter(short.items()))
             raise ValueError(f"{region}: {count} bytes were not pushed")
+        check_size(meta or {}, "meta of a commit")
         self._plane._tell(
             {
                 "op": "commit",

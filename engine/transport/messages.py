@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from engine.transport.codec import BF16, CODECS
 from engine.transport.errors import FrameError
-from engine.transport.frames import MAX_CHUNK_BYTES
+from engine.transport.frames import MAX_CHUNK_BYTES, MAX_CONTROL_BYTES
 from engine.transport.regions import ChunkPlan, Kind, Region, RegionSize
 
 MAX_REGIONS = 4096
@@ -78,6 +78,7 @@ class Manifest:
                     raise ValueError(f"region {item} is not made of float32 values")
         if len({item.region for item in self.regions}) != len(self.regions):
             raise ValueError("a region is named twice")
+        check_size(self.to_json(), "manifest")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -223,6 +224,13 @@ class Reason:
         if not isinstance(text, str):
             raise FrameError("reason: not a string")
         return cls(text, value.get("retryable") is True)
+
+
+def check_size(value: Mapping[str, Any], what: str) -> None:
+    """Raises ValueError where `value` would not fit a control frame."""
+    size = len(_dump(value))
+    if size > MAX_CONTROL_BYTES - 4096:
+        raise ValueError(f"{what} of {size} bytes as JSON; {MAX_CONTROL_BYTES - 4096} would do")
 
 
 def encode_numbers(numbers: Iterable[int], size: str = "I") -> bytes:

@@ -15,6 +15,8 @@ import os
 import selectors
 import signal
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -331,12 +333,20 @@ class Plane:
     }
 
 
+def _end_loudly(problem: threading.ExceptHookArgs) -> None:
+    sys.excepthook(problem.exc_type, problem.exc_value or problem.exc_type(), problem.exc_traceback)
+    os._exit(1)
+
+
 def main() -> int:
     """Process entry: descriptors are inherited, settings are the first message."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--worker-fd", type=int, required=True)
     parser.add_argument("--arena-fd", type=int, required=True)
     options = parser.parse_args()
+    # A thread that ends by a bug would leave transfers hanging: the whole plane ends instead, and
+    # the worker sees it.
+    threading.excepthook = _end_loudly
     # Ctrl-C reaches the whole process group; the worker decides when its plane ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = socket.socket(fileno=options.worker_fd)

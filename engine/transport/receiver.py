@@ -21,6 +21,7 @@ from enum import Enum, auto
 from engine.transport.errors import FrameError
 from engine.transport.frames import Frame, Header, Type, control_frame
 from engine.transport.messages import (
+    MAX_LISTED,
     Commit,
     Grant,
     Key,
@@ -222,8 +223,11 @@ class Receiver:
         """Turn chunks that arrived since the last call into ACK frames."""
         for handle, numbers in self._acks.items():
             key = self._key_of(handle)
-            if key is not None:
-                self._emit(handle[0], Type.ACK, handle[1], key.attempt, encode_numbers(numbers))
+            if key is None:
+                continue
+            for at in range(0, len(numbers), MAX_LISTED):
+                body = encode_numbers(numbers[at : at + MAX_LISTED])
+                self._emit(handle[0], Type.ACK, handle[1], key.attempt, body)
         self._acks.clear()
         self._unacked_bytes = 0
 
@@ -242,6 +246,9 @@ class Receiver:
         transfer = self._transfers.get(handle)
         if transfer is None or transfer.state is not _State.OFFERED:
             return False
+        # Not before: an offer must cost its receiver next to nothing.
+        transfer.chunks = bytearray(transfer.plan.count)
+        transfer.checksums = array("Q", bytes(8 * transfer.plan.count))
         transfer.state = _State.GRANTED
         transfer.since_s = now
         # The wait for memory must not eat the lease.
@@ -406,8 +413,6 @@ class Receiver:
         transfer = _Incoming(
             handle, key, manifest, plan, identity, now + self._deadlines.give_up_s, since_s=now
         )
-        transfer.chunks = bytearray(plan.count)
-        transfer.checksums = array("Q", bytes(8 * plan.count))
         self._transfers[handle] = transfer
         self.events.append(Offered(handle, key, manifest, identity))
 

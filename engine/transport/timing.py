@@ -38,5 +38,5 @@ class Limits:
 
     credit_bytes: int = 64 << 20
     max_resends: int = 3
-    max_transfers: int = 1024
+    max_transfers: int = 256
     remembered: int = 4096

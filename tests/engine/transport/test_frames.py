@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+from dataclasses import replace
 
 import pytest
 import xxhash
@@ -199,6 +200,11 @@ def test_random_bodies_never_do_more_than_raise_frame_error(body: bytes) -> None
     ):
         with contextlib.suppress(FrameError):
             decode()
+
+
+def test_manifest_that_no_frame_could_carry() -> None:
+    with pytest.raises(ValueError, match="manifest of 10"):
+        replace(MANIFEST, meta={"x": "a" * (1 << 20)}).validate()
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from engine.transport.errors import FrameError
 from engine.transport.frames import Frame, Header, Type, control_frame
 from engine.transport.memory import Faults, Network
-from engine.transport.messages import Commit, Grant, Key, Manifest, Offer, Reason, encode_numbers
-from engine.transport.receiver import Receiver
+from engine.transport.messages import (
+    Commit,
+    Grant,
+    Key,
+    Manifest,
+    Offer,
+    Reason,
+    decode_numbers,
+    encode_numbers,
+)
+from engine.transport.receiver import Receiver, _Past
 from engine.transport.regions import Kind, Region, RegionSize
 from engine.transport.sender import Ended, Sender
 from engine.transport.timing import Limits
@@ -332,6 +341,15 @@ def test_lease_ends_when_the_sender_forgets() -> None:
     net.sender._transfers.clear()
     net.run()
     assert net.aborted == [Key("r")]
+
+
+def test_more_acknowledgements_than_a_frame_may_list() -> None:
+    receiver = Receiver(22)
+    receiver._past[11, 1] = _Past(Key("r"), Type.COMMITTED, Reason(""))
+    receiver._acks[11, 1] = list(range(70_000))
+    receiver.flush_acks()
+    counts = [len(decode_numbers(frame.body)) for _, frame in receiver.outbox]
+    assert counts == [65_536, 4_464]
 
 
 def test_authorisation_is_asked_before_memory() -> None:
