@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from engine.cache.storage import CacheStorage
     from engine.model.decode_graph import DecodeGraph
     from engine.model.model import Model
+
+#: Called in the computing thread.
+OnLayer = Callable[[int, tuple[int, ...]], None]
 
 #: Page table width of captured decode steps; a sequence with more pages takes the plain path.
 GRAPH_PAGES = 4096
@@ -45,11 +49,11 @@ class Runner:
         return event
 
     @torch.inference_mode()
-    def execute(self, step: Step, on_layer: Callable[[int], None] | None = None) -> list[int]:
+    def execute(self, step: Step, on_layer: OnLayer | None = None) -> list[int]:
         """Compute all items; returns the sampled tokens of those that sample, in order.
 
-        `on_layer(i)` is called when the last pass has written layer i's cache of every item that
-        ends a prompt.
+        `on_layer(layer, stops)` is called when a pass has written a layer's cache: that of item i
+        is complete for its first `stops[i]` tokens.
         """
         starts = [item.start for item in step.items]
         results: dict[int, int] = {}
@@ -72,8 +76,8 @@ class Runner:
                 budget -= stop - start
             if not pieces:
                 return [results[i] for i, item in enumerate(step.items) if item.samples]
-            last = all(start == item.stop for start, item in zip(starts, step.items, strict=True))
-            logits = self._forward(pieces, on_layer if last else None)
+            written = None if on_layer is None else partial(_tell, on_layer, tuple(starts))
+            logits = self._forward(pieces, written)
             rows = [
                 row
                 for row, index in enumerate(chosen)
@@ -92,12 +96,17 @@ class Runner:
         graph = self._graph
         if (
             graph is not None
+            and on_layer is None
             and len(pieces) <= graph.max_rows
             and all(piece.is_decode and len(piece.pages) <= GRAPH_PAGES for piece in pieces)
         ):
             return graph.forward(pieces)
         batch = ForwardBatch.build(pieces, self.storage.layout.page_tokens, self.storage.device)
         return self.model.forward(batch, self.storage, on_layer)
+
+
+def _tell(on_layer: OnLayer, stops: tuple[int, ...], layer: int) -> None:
+    on_layer(layer, stops)
 
 
 def _piece(item: Item, start: int, stop: int) -> Piece:

@@ -136,7 +136,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except WorkerError as error:
         return web.json_response({"error": error.kind, "message": str(error)}, status=error.status)
-    except web.HTTPException:
+    except (web.HTTPException, ConnectionResetError):
         raise
     except Exception as error:
         log.exception("%s %s", request.method, request.path)

@@ -34,6 +34,7 @@ from engine.worker.engine import Job
 from engine.worker.errors import Rejected, TransferFailed
 from engine.worker.media import Medium, Parcel, Ranges, region_sizes
 from engine.worker.messages import Destination, Key, PrefillRequest
+from engine.worker.settling import until_done
 
 log = logging.getLogger(__name__)
 
@@ -140,26 +141,15 @@ class Courier:
     async def _deliver(self, transfer: Transfer, job: Job, parcel: Parcel) -> Delivery:
         granted = asyncio.ensure_future(transfer.granted())
         granted.add_done_callback(lambda _: job.notify())
+        sequence = job.sequence
         try:
-            layers = self._layout.config.layers
-            for layer in range(layers):
-                # A refusal must show at once, not after the whole prompt is computed.
-                await job.until(lambda: granted.done() or len(job.fences) > layer)  # noqa: B023
-                if granted.done():
-                    granted.result()
-                    await job.until(lambda: len(job.fences) > layer)  # noqa: B023
-                assert job.started_s is not None
-                if job.duration_s:
-                    await sleep_until(layer_due_s(job.started_s, job.duration_s, layer, layers))
-                await self._medium.load(parcel, layer, job.fences[layer])
-                transfer.push_many(self._medium.pieces(parcel, layer))
+            await self._push_layers(transfer, granted, job, parcel)
             await job.until(lambda: bool(job.times_s))
-            sequence = job.sequence
             assert sequence.computed == sequence.prompt_tokens == transfer.manifest.n_tokens
             stats = await transfer.commit(sequence.tokens[-1])
         except BaseException:
             # Memory is released after this returns; until then the data plane may still read it.
-            await asyncio.shield(transfer.cancel())
+            await until_done(asyncio.ensure_future(transfer.cancel()))
             raise
         finally:
             granted.cancel()
@@ -168,6 +158,38 @@ class Courier:
         lease = sequence.lease
         assert lease is not None
         return Delivery(time.monotonic(), stats.wire_bytes, lease.reused_tokens)
+
+    async def _push_layers(
+        self, transfer: Transfer, granted: asyncio.Future[None], job: Job, parcel: Parcel
+    ) -> None:
+        """Push what the passes write, as they write it. A long prompt takes several passes: latents
+        leave with each, the state and what pacing holds back with the last.
+        """
+        layers = self._layout.config.layers
+        pushed, seen = [parcel.held] * layers, 0
+        while True:
+            # A refusal must show at once, not after the whole prompt is computed.
+            if granted.done():
+                granted.result()
+                await job.until(lambda: len(job.written) > seen)  # noqa: B023
+            else:
+                await job.until(lambda: granted.done() or len(job.written) > seen)  # noqa: B023
+                if granted.done():
+                    continue
+            written = job.written[seen]
+            seen += 1
+            layer, last = written.layer, written.stop == parcel.n_tokens
+            if not last and (job.duration_s or layer in self._layout.state):
+                continue
+            assert job.started_s is not None
+            if job.duration_s:
+                await sleep_until(layer_due_s(job.started_s, job.duration_s, layer, layers))
+            if written.stop > pushed[layer] or last:
+                await self._medium.load(parcel, layer, pushed[layer], written.stop, written.fence)
+                transfer.push_many(self._medium.pieces(parcel, layer, pushed[layer], written.stop))
+                pushed[layer] = max(pushed[layer], written.stop)
+            if last and layer == layers - 1:
+                return
 
     def _held_pages(self, request: PrefillRequest) -> int:
         """Whole pages of the prompt that the destination is said to hold."""
@@ -233,7 +255,7 @@ class Courier:
         return {
             region: ranges
             for layer in range(self._layout.config.layers)
-            for region, ranges in self._medium.pieces(parcel, layer)
+            for region, ranges in self._medium.pieces(parcel, layer, held, len(prompt))
         }
 
     def _reserve(self, keys: list[int], n_tokens: int, held: int) -> tuple[Lease, Parcel]:

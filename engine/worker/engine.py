@@ -25,9 +25,20 @@ log = logging.getLogger(__name__)
 class StepRunner(Protocol):
     """See `engine.runner.Runner`."""
 
-    def execute(self, step: Step, on_layer: Callable[[int], None] | None = None) -> list[int]: ...
+    def execute(
+        self, step: Step, on_layer: Callable[[int, tuple[int, ...]], None] | None = None
+    ) -> list[int]: ...
 
     def fence(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A layer's cache is complete for the first `stop` tokens, once `fence` has passed."""
+
+    layer: int
+    stop: int
+    fence: Any
 
 
 @dataclass(slots=True, eq=False)
@@ -35,8 +46,7 @@ class Job:
     """One sequence in the engine's hands, and what its owner may wait for. One owner, one waiter.
 
     `started_s` and `duration_s` (modelled; 0 without pacing) are of the step that ends the
-    prompt; `fences` has one entry for each layer of it whose cache is
-    written (what `Runner.fence` gave then). Its last step was computed at
+    prompt; `written` grows with each layer of each pass of it. Its last step was computed at
     `computed_s`; `times_s` are those of generated tokens.
     """
 
@@ -47,7 +57,7 @@ class Job:
     duration_s: float = 0.0
     compute_s: float = 0.0
     computed_s: float = 0.0
-    fences: list[Any] = field(default_factory=list)
+    written: list[Written] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     error: WorkerError | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -172,19 +182,18 @@ class EngineLoop:
         """Run a step in the thread, and take its results over."""
         loop = asyncio.get_running_loop()
         pushing = [
-            self._jobs[item.sequence]
-            for item in step.items
+            (index, self._jobs[item.sequence])
+            for index, item in enumerate(step.items)
             if item.samples and item.sequence.hand_over
         ]
 
-        def layer_written(layer: int, fence: Any) -> None:
-            for job in pushing:
-                assert len(job.fences) == layer
-                job.fences.append(fence)
+        def layer_written(layer: int, stops: tuple[int, ...], fence: Any) -> None:
+            for index, job in pushing:
+                job.written.append(Written(layer, stops[index], fence))
                 job.notify()
 
-        def on_layer(layer: int) -> None:
-            loop.call_soon_threadsafe(layer_written, layer, self._runner.fence())
+        def on_layer(layer: int, stops: tuple[int, ...]) -> None:
+            loop.call_soon_threadsafe(layer_written, layer, stops, self._runner.fence())
 
         try:
             tokens, began_s, done_s = await loop.run_in_executor(
@@ -208,7 +217,7 @@ class EngineLoop:
                 self._settle(self._jobs[item.sequence])
 
     def _execute(
-        self, step: Step, on_layer: Callable[[int], None] | None
+        self, step: Step, on_layer: Callable[[int, tuple[int, ...]], None] | None
     ) -> tuple[list[int], float, float]:
         began_s = time.monotonic()
         tokens = self._runner.execute(step, on_layer)

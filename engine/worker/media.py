@@ -21,6 +21,7 @@ from engine.ops.pack import pack, unpack
 from engine.transport.arena import SharedArena
 from engine.transport.regions import Kind, Region
 from engine.worker.heap import Heap
+from engine.worker.settling import until_done
 
 Ranges = list[tuple[int, int]]
 Pieces = list[tuple[Region, Ranges]]
@@ -38,8 +39,9 @@ class Parcel:
     held: int
     offset: int = -1
 
-    def pages(self, layout: CacheLayout) -> list[int]:
-        return self.lease.pages[self.held // layout.page_tokens : layout.pages_for(self.n_tokens)]
+    def pages(self, layout: CacheLayout, start: int, stop: int) -> list[int]:
+        """Those of tokens start..stop."""
+        return self.lease.pages[start // layout.page_tokens : layout.pages_for(stop)]
 
 
 class Medium(Protocol):
@@ -47,12 +49,15 @@ class Medium(Protocol):
 
     def open(self, lease: Lease, n_tokens: int, held: int) -> Parcel: ...
 
-    def pieces(self, parcel: Parcel, layer: int) -> Pieces:
-        """Where in the arena the layer lies or is to be written."""
+    def pieces(self, parcel: Parcel, layer: int, start: int, stop: int) -> Pieces:
+        """Where in the arena tokens start..stop of the layer, or its state, lie or will lie.
+
+        `start` is a page boundary.
+        """
         ...
 
-    async def load(self, parcel: Parcel, layer: int, fence: Any) -> None:
-        """Bring a computed layer into the arena, once `fence` has passed."""
+    async def load(self, parcel: Parcel, layer: int, start: int, stop: int, fence: Any) -> None:
+        """Bring what `pieces` names into the arena, once `fence` has passed."""
         ...
 
     async def land(self, parcel: Parcel) -> None:
@@ -82,17 +87,16 @@ class Direct:
     def open(self, lease: Lease, n_tokens: int, held: int) -> Parcel:
         return Parcel(lease, n_tokens, held)
 
-    def pieces(self, parcel: Parcel, layer: int) -> Pieces:
+    def pieces(self, parcel: Parcel, layer: int, start: int, stop: int) -> Pieces:
         layout = self._layout
-        ranges = layout.regions(
-            layer, parcel.pages(layout), parcel.lease.slot, parcel.n_tokens - parcel.held
-        )
+        pages = parcel.pages(layout, start, stop)
+        ranges = layout.regions(layer, pages, parcel.lease.slot, stop - start)
         if layer in layout.state:
             state, conv = ranges
             return [(Region(layer, Kind.STATE), [state]), (Region(layer, Kind.CONV), [conv])]
         return [(Region(layer, Kind.KV), ranges)]
 
-    async def load(self, parcel: Parcel, layer: int, fence: Any) -> None:
+    async def load(self, parcel: Parcel, layer: int, start: int, stop: int, fence: Any) -> None:
         assert fence is None, "a CPU layer is written when its forward pass says so"
 
     async def land(self, parcel: Parcel) -> None:
@@ -125,16 +129,16 @@ class Staged:
             raise PoolFull(f"{size} bytes of staging wanted")
         return Parcel(lease, n_tokens, held, offset)
 
-    def pieces(self, parcel: Parcel, layer: int) -> Pieces:
-        offset = self._offset(parcel, layer)
+    def pieces(self, parcel: Parcel, layer: int, start: int, stop: int) -> Pieces:
+        offset = self._offset(parcel, layer, start)
         pieces: Pieces = []
-        for region, size in region_sizes(self._layout, layer, parcel.n_tokens - parcel.held):
+        for region, size in region_sizes(self._layout, layer, stop - start):
             pieces.append((region, [(offset, size)]))
             offset += size
         return pieces
 
-    async def load(self, parcel: Parcel, layer: int, fence: Any) -> None:
-        await self._run(lambda: self._load(parcel, layer, fence))
+    async def load(self, parcel: Parcel, layer: int, start: int, stop: int, fence: Any) -> None:
+        await self._run(lambda: self._load(parcel, layer, start, stop, fence))
 
     async def land(self, parcel: Parcel) -> None:
         await self._run(lambda: self._land(parcel))
@@ -150,23 +154,29 @@ class Staged:
         size = sum(size for _, size in region_sizes(self._layout, layer, n_tokens))
         return -(-size // 16) * 16
 
-    def _offset(self, parcel: Parcel, layer: int) -> int:
-        """Layers lie one after the other, each at a multiple of 16 bytes, so that views align."""
+    def _offset(self, parcel: Parcel, layer: int, start: int) -> int:
+        """Layers lie one after the other, each at a multiple of 16 bytes, so that views align; a
+        layer's tokens lie in order.
+        """
         tokens = parcel.n_tokens - parcel.held
-        return parcel.offset + sum(self._layer_bytes(before, tokens) for before in range(layer))
+        offset = parcel.offset + sum(self._layer_bytes(n, tokens) for n in range(layer))
+        if layer in self._layout.latents:
+            offset += region_sizes(self._layout, layer, start - parcel.held)[0][1]
+        return offset
 
-    def _load(self, parcel: Parcel, layer: int, fence: Any) -> None:
+    def _load(self, parcel: Parcel, layer: int, start: int, stop: int, fence: Any) -> None:
         if self._stream is not None:
             self._stream.wait_event(fence)
-        pages, tokens = parcel.pages(self._layout), parcel.n_tokens - parcel.held
-        wire = pack(self._storage, layer, pages, parcel.lease.slot, tokens)
-        offset = self._offset(parcel, layer)
+        pages = parcel.pages(self._layout, start, stop)
+        wire = pack(self._storage, layer, pages, parcel.lease.slot, stop - start)
+        offset = self._offset(parcel, layer, start)
         self._host[offset : offset + wire.numel()].copy_(wire)
 
     def _land(self, parcel: Parcel) -> None:
-        pages, tokens = parcel.pages(self._layout), parcel.n_tokens - parcel.held
+        tokens = parcel.n_tokens - parcel.held
+        pages = parcel.pages(self._layout, parcel.held, parcel.n_tokens)
         for layer in self._layers:
-            offset = self._offset(parcel, layer)
+            offset = self._offset(parcel, layer, parcel.held)
             size = sum(size for _, size in region_sizes(self._layout, layer, tokens))
             wire = self._host[offset : offset + size].to(self._storage.device)
             unpack(self._storage, layer, pages, parcel.lease.slot, tokens, wire)
@@ -179,7 +189,7 @@ class Staged:
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            await asyncio.wait([running])
+            await until_done(running)
             raise
 
     @torch.inference_mode()

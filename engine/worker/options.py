@@ -50,6 +50,7 @@ class WorkerOptions:
     slots: int = 64
     max_batch: int = 32
     step_tokens: int = 2048
+    pass_tokens: int = 8192
     checkpoint_interval: int = 32
     pacing: Path | None = None
     data_host: str = "127.0.0.1"
@@ -95,6 +96,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=2048,
         metavar="N",
         help="tokens a step when prefill and decode share one engine (default: 2048)",
+    )
+    parser.add_argument(
+        "--pass-tokens",
+        type=int,
+        default=8192,
+        metavar="N",
+        help="tokens of one forward pass; longer prompts take several (default: 8192)",
     )
     parser.add_argument(
         "--checkpoint-interval",
@@ -161,6 +169,7 @@ def from_namespace(parsed: argparse.Namespace) -> WorkerOptions:
         ("pages", 1),
         ("slots", 1),
         ("max_batch", 1),
+        ("pass_tokens", 1),
         ("threads", 1),
         ("lanes", 1),
         ("staging_mib", 1),
@@ -196,6 +205,7 @@ def from_namespace(parsed: argparse.Namespace) -> WorkerOptions:
         slots=parsed.slots,
         max_batch=parsed.max_batch,
         step_tokens=parsed.step_tokens,
+        pass_tokens=parsed.pass_tokens,
         checkpoint_interval=parsed.checkpoint_interval,
         pacing=None if parsed.pacing == "none" else Path(parsed.pacing),
         data_host=parsed.data_host,

@@ -96,7 +96,10 @@ class Worker:
         )
         self.scheduler = Scheduler(self.pool, self._limits(options.role))
         self.loop = EngineLoop(
-            self.scheduler, Runner(engine.model, engine.storage), pacing, options.threads
+            self.scheduler,
+            Runner(engine.model, engine.storage, options.pass_tokens),
+            pacing,
+            options.threads,
         )
         self._activity = asyncio.Event()
         self.arrivals = Arrivals(self._memory_freed)

@@ -84,6 +84,36 @@ async def test_tokens_equal_those_of_one_engine(
     await nothing_leaked(p, d)
 
 
+@pytest.mark.parametrize("staging_bytes", [0, 100_000])
+async def test_a_long_prompt_leaves_pass_by_pass(
+    staging_bytes, start_worker, engine, nothing_leaked
+):
+    p = await start_worker(role="prefill", pass_tokens=32, staging_bytes=staging_bytes)
+    d = await start_worker(role="decode", staging_bytes=staging_bytes)
+    pushed: list[tuple[int, int, int]] = []
+    pieces = p.courier._medium.pieces
+
+    def recorded(parcel, layer, start, stop):
+        pushed.append((layer, start, stop))
+        return pieces(parcel, layer, start, stop)
+
+    p.courier._medium.pieces = recorded
+    await p.prefill(asks("a", prompt_of(40, 1, shared=40), d))
+    await decode(d, "a", 1)
+    prompt = prompt_of(100, 2, shared=32)
+    pushed.clear()
+    await p.prefill(asks("b", prompt, d, held_tokens=48))
+    # Layer 3 is the MLA layer: its tokens leave with each pass, what is held (32) never.
+    assert [piece for piece in pushed if piece[0] == 3][-3:] == [
+        (3, 32, 64),
+        (3, 64, 96),
+        (3, 96, 100),
+    ]
+    assert [piece[0] for piece in pushed[-4:]] == [0, 1, 2, 3]
+    assert await decode(d, "b", 6) == engine().generate(prompt, 6)
+    await nothing_leaked(p, d)
+
+
 async def test_hits_and_cancellation_through_a_staging_area(start_worker, engine, nothing_leaked):
     p = await start_worker(role="prefill", staging_bytes=100_000)
     d = await start_worker(role="decode", staging_bytes=100_000)
@@ -441,9 +471,9 @@ async def test_paced_layers_leave_as_the_modelled_device_computes_them(
     pushed: list[float] = []
     pieces = p.courier._medium.pieces
 
-    def timed(parcel, layer):
+    def timed(*of):
         pushed.append(time.monotonic())
-        return pieces(parcel, layer)
+        return pieces(*of)
 
     p.courier._medium.pieces = timed
     prompts = {f"r{n}": prompt_of(30 + n, n) for n in range(3)}
