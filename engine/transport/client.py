@@ -272,6 +272,8 @@ class DataPlane:
         """Announce a cache; returns at once, so that the receiver reserves while this side
         computes. Raises ValueError for a manifest out of bounds, PlaneLost."""
         manifest.validate()
+        described = manifest.to_json()
+        check_size(described, "manifest")
         number = self._next_number
         self._next_number += 1
         transfer = Transfer(self, number, key, manifest)
@@ -281,7 +283,7 @@ class DataPlane:
                 "t": number,
                 "peer": [peer.host, peer.port, peer.incarnation, peer.identity],
                 "key": list(key),
-                "manifest": manifest.to_json(),
+                "manifest": described,
             }
         )
         self._transfers[number] = transfer

@@ -117,6 +117,7 @@ async def source(options: dict[str, Any]) -> None:
         else:
             number += 1
             result = await _send(plane, Key(f"{os.getpid()}-{number}"), job, started_s)
+            result["verdicts"] = _verdicts(plane)
         result["seconds"] = time.perf_counter() - started_s
         result["cpu_s"] = cpu_s(pid) - used_s
         print(json.dumps(result), flush=True)
@@ -139,6 +140,16 @@ async def _send(plane: DataPlane, key: Key, job: dict[str, Any], started_s: floa
         transfer.push_many(pieces)
     stats = await transfer.commit()
     return {"wire_bytes": stats.wire_bytes, "resent": stats.resent}
+
+
+def _verdicts(plane: DataPlane) -> list[str]:
+    """The verdicts since the last call, each time it changed."""
+    rows = plane.link_samples()
+    return [
+        row["verdict"]
+        for before, row in zip([None, *rows], rows, strict=False)
+        if before is None or before["verdict"] != row["verdict"]
+    ]
 
 
 async def _line() -> str:
