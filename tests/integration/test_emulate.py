@@ -14,8 +14,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-NO_OVERRUNS = ("--set", "emulate.overrun_limit=1.0")
-
 
 def run_directory(folder: Path) -> Path:
     (directory,) = (folder / "runs").iterdir()
@@ -119,7 +117,7 @@ def test_a_killed_decode_worker_loses_no_request(cli, experiment_file):
 def listens_as(pid: int, name: str) -> bool:
     """Whether the process holds the unix socket whose path ends in `name`."""
     try:
-        inodes = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+        inodes = {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
     except OSError:
         return False
     rows = [row.split() for row in Path("/proc/net/unix").read_text().splitlines()]
