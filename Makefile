@@ -3,32 +3,85 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# The exact version has a CPU build on the index used here; a range would bring a CUDA build of
+# several GB. A machine with its own torch may set TORCH.
+TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test lint format clean
+.PHONY: help install bench bench-paper bench-speed bench-engine bench-gpu bench-load bench-nightly \
+        plan studies fidelity test test-netem test-kernels test-oracle test-peers lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-# torch is installed first and by exact version: a range would bring a CUDA build of several GB.
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "prfaas-bench needs Python 3.11 or newer, found " + sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --editable '.[engine,dev]'
 	touch $@
-
-# The CPU build where the index serves one under this version; a machine with CUDA may set TORCH.
-TORCH ?= torch==2.13.0
 
 install: $(STAMP)  ## create .venv and install everything
 
 bench: $(STAMP)  ## the main job: four configurations on real bytes, about six minutes
 	$(BIN)/prfaas run bench
 
+bench-paper: $(STAMP)  ## the paper's case study at full scale, in virtual time
+	$(BIN)/prfaas run paper --mode simulate
+
+bench-speed: $(STAMP)  ## simulated requests per CPU-second, memory and growth
+	$(BIN)/python benchmarks/speed.py
+
+bench-engine: $(STAMP)  ## the engine's speed on this CPU, against what it replaces
+	$(BIN)/python -m engine.bench
+
+bench-gpu: $(STAMP)  ## the engine on a CUDA device, under 8 minutes
+	$(BIN)/python -m pip install --quiet --editable '.[gpu]'
+	$(BIN)/python -m engine.bench.gpu
+
+bench-load: $(STAMP)  ## the load generator's ceiling against a bundled stub server
+	$(BIN)/python benchmarks/load.py
+
+bench-nightly: $(STAMP)  ## the nightly suite: measured, judged, added to the history
+	$(BIN)/prfaas nightly
+
+plan: $(STAMP)  ## the paper's tables beside ours
+	$(BIN)/prfaas plan paper
+
+studies: $(STAMP)  ## what the paper leaves open: distance, SLO, models, bursts, cost
+	for study in rtt slo models bursts cost; do $(BIN)/prfaas sweep $$study || exit; done
+
+fidelity: $(STAMP)  ## emulate against simulate, figure by figure
+	$(BIN)/prfaas fidelity bench
+
 test: $(STAMP)  ## the default test suite, under 8 minutes on two cores
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-netem: $(STAMP)  ## netem tests on a kernel that has it: the host's, or user-mode Linux
+	tests/netem/run.sh
+
+# Environments of their own: with fla importable, transformers dispatches to Triton and fails on CPU.
+.venv-kernels/.installed: $(STAMP)
+	test -x .venv-kernels/bin/python || $(PYTHON) -m venv .venv-kernels
+	.venv-kernels/bin/python -m pip install --quiet '$(TORCH)'
+	.venv-kernels/bin/python -m pip install --quiet triton fla-core==0.6.0 einops packaging pytest pytest-asyncio pytest-timeout safetensors
+	touch $@
+
+.venv-oracle/.installed: $(STAMP)
+	test -x .venv-oracle/bin/python || $(PYTHON) -m venv .venv-oracle
+	.venv-oracle/bin/python -m pip install --quiet '$(TORCH)'
+	.venv-oracle/bin/python -m pip install --quiet 'transformers>=5.23' pytest pytest-asyncio pytest-timeout safetensors
+	touch $@
+
+test-kernels: .venv-kernels/.installed  ## the CUDA path's kernels under Triton's interpreter
+	TRITON_INTERPRET=1 .venv-kernels/bin/python -m pytest tests/engine/test_kernels.py
+
+test-oracle: .venv-oracle/.installed  ## the whole model against transformers' Kimi Linear
+	.venv-oracle/bin/python -m pytest tests/oracle
+
+test-peers: $(STAMP)  ## our load client against public servers, each in an environment of its own
+	$(BIN)/python -m pytest -m peers tests/peers
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -39,5 +92,5 @@ format: $(STAMP)  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean:  ## remove the virtual environment and caches; results in runs/ stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info
+clean:  ## remove the virtual environments and caches; results in runs/ stay
+	rm -rf .venv* .pytest_cache .mypy_cache .ruff_cache *.egg-info
