@@ -96,7 +96,7 @@ async def _configuration(
     control: Control | None = None
     try:
         threshold = prediction.threshold_tokens
-        control = Control(configuration, threshold or 0.0, deployment, fleet)
+        control = Control(configuration, threshold or 0.0, deployment, fleet, experiment.workload)
         run = _Run(experiment, configuration, prediction, fleet, control, recorder, result.stop)
         summaries: list[PhaseSummary] = []
         control.start()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
+from harness.errors import BadInput
 from harness.experiment import ConfigurationSpec
 from harness.fleets.base import Fleet
 from harness.planner import Deployment
@@ -15,10 +17,12 @@ from harness.policies.prfaas import Controls
 from harness.schedulers.long_term import LongTerm, LongTermRules
 from harness.schedulers.roles import Roles
 from harness.schedulers.short_term import ShortTerm, ShortTermRules
-from harness.schedulers.traffic import TrafficWindow
+from harness.schedulers.traffic import Traffic, TrafficWindow, foreseen
 from harness.topology import PD, PRFAAS
 from harness.view import View
 from results.records import RequestRecord
+from workloads.kinds import DriftWorkload
+from workloads.spec import WorkloadSpec
 
 
 class Control:
@@ -30,15 +34,17 @@ class Control:
         threshold_tokens: float,
         deployment: Deployment,
         fleet: Fleet,
+        workload: WorkloadSpec,
     ) -> None:
         self.controls = Controls(threshold_tokens)
         scale, parameters = fleet.scale, configuration.parameters
         self.policy: Policy = make_policy(
             configuration.policy, threshold_tokens, parameters, scale, self.controls
         )
-        #: (loop second, what a scheduler did), in order.
+        #: (modelled second, what a scheduler did), in order.
         self.actions: list[tuple[float, str]] = []
         self._scale = scale
+        self._began_s = asyncio.get_running_loop().time()
         self._tasks: list[asyncio.Task[None]] = []
         self._seen: TrafficWindow | None = None
         self._short: ShortTerm | None = None
@@ -48,6 +54,11 @@ class Control:
         short = build(ShortTermRules, parameters, scale)
         long = build(LongTermRules, parameters, scale)
         self._seen = TrafficWindow(long.window_s)
+        traffic: Callable[[float], Traffic | None] = self._seen.traffic
+        if long.foresight:
+            if not isinstance(workload, DriftWorkload):
+                raise BadInput(f"{configuration.name}: foresight needs workload kind 'drift'")
+            traffic = self._foresight(self._seen, workload)
         view = fleet.view
         follower = ShortTerm(
             short,
@@ -55,7 +66,7 @@ class Control:
             view,
             (PRFAAS, PD),
             deployment,
-            self._seen,
+            traffic,
             scale,
             self._note,
         )
@@ -67,7 +78,7 @@ class Control:
                 Roles(view, fleet.instances, PD, long.conversion_s),
                 lambda: view.prefill[PRFAAS].n_usable() if PRFAAS in view.prefill else 0,
                 deployment,
-                self._seen,
+                traffic,
                 scale,
                 follower.bandwidth_gbps,
                 self._note,
@@ -93,17 +104,23 @@ class Control:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def facts(self) -> dict[str, Any]:
-        """What the schedulers did, in modelled seconds since the fleet came up."""
+        """What the schedulers did, in modelled seconds since the first phase began."""
         if self._seen is None:
             return {}
-        return {
-            "scheduling": [
-                [round(self._scale.modelled_s(time_s), 3), what] for time_s, what in self.actions
-            ]
-        }
+        return {"scheduling": [[round(time_s, 3), what] for time_s, what in self.actions]}
+
+    def _foresight(
+        self, seen: TrafficWindow, workload: DriftWorkload
+    ) -> Callable[[float], Traffic | None]:
+        def traffic(now_s: float) -> Traffic | None:
+            modelled_s = self._scale.modelled_s(now_s - self._began_s)
+            return foreseen(seen, workload, now_s, modelled_s)
+
+        return traffic
 
     def _note(self, what: str) -> None:
-        self.actions.append((asyncio.get_running_loop().time(), what))
+        now_s = asyncio.get_running_loop().time()
+        self.actions.append((self._scale.modelled_s(now_s - self._began_s), what))
 
     async def _watch(self, short: ShortTerm) -> None:
         loop = asyncio.get_running_loop()

@@ -118,7 +118,7 @@ def _consider_copies(found: Candidate, request: Request, view: View) -> None:
 
 
 def _cross(found: Candidate, request: Request, view: View, local: str) -> None:
-    """The cache crosses to `local`: its last bytes arrive after the prefill, or after those ahead."""
+    """The cache crosses to `local`: its end comes after the prefill, or after the bytes ahead."""
     profile = found.pool.profile
     n_bytes = profile.kv_bytes(request.input_tokens, found.held_tokens)
     found.wire_bytes = n_bytes
@@ -175,7 +175,7 @@ def no_prefill(*clusters: str) -> NoRoute:
 
 
 def hit_tokens(view: View, cluster: str, request: Request) -> int:
-    """The longest prefix that a prefill in `cluster` could start from (at most all but one token)."""
+    """The longest prefix that a prefill in `cluster` could start from, at least one token short."""
     directory = view.directory
     if directory is None or not request.block_ids:
         return 0

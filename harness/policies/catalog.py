@@ -59,7 +59,7 @@ def policy_names() -> list[str]:
     return sorted(_CATALOG)
 
 
-def policy_parameters(name: str) -> list[tuple[str, Value, str]]:
+def policy_parameters(name: str) -> list[tuple[str, Any, str]]:
     """(name, default, meaning) of each parameter of a policy."""
     kinds, _ = _CATALOG[name]
     return [

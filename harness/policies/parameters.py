@@ -36,7 +36,8 @@ def build(
     scale: Scale = UNSCALED,
     **fixed: Any,
 ) -> T:
-    """An instance of the dataclass `kind` from `given`, whose names it all has (see `refuse_others`).
+    """An instance of the dataclass `kind` from `given`; names it does not have are not looked at
+    (see `refuse_others`).
 
     Raises BadInput for a value of the wrong type or out of bounds.
     """

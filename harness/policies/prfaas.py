@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from harness.policies.base import Decision
 from harness.policies.candidates import candidate, decide, hit_tokens, no_prefill
 from harness.policies.parameters import parameter
-from harness.policies.priced import Prices
+from harness.policies.priced import DEFAULT_PRICES, Prices
 from harness.view import View
 from workloads.request import Request
 
@@ -39,7 +39,7 @@ class Prfaas:
     """
 
     controls: Controls
-    prices: Prices = Prices()
+    prices: Prices = DEFAULT_PRICES
     copies: bool = parameter(True, "fetch a longer prefix from the other cluster when sooner")
     affine: bool = parameter(True, "look at instances that hold more of the prompt")
     band: float = parameter(

@@ -78,11 +78,14 @@ class Prices:
         return found.ttft_s + self.local_price_per_s * found.wait_s * found.work_s
 
 
+DEFAULT_PRICES = Prices()
+
+
 @dataclass(frozen=True, slots=True)
 class Priced:
     """Earliest predicted finish plus what the request costs others (`Prices`)."""
 
-    prices: Prices = Prices()
+    prices: Prices = DEFAULT_PRICES
     copies: bool = parameter(True, "fetch a longer prefix from the other cluster when sooner")
     affine: bool = parameter(True, "look at instances that hold more of the prompt")
     remote: str = "prfaas"

@@ -16,7 +16,7 @@ from harness.policies.parameters import parameter
 from harness.ports import Role
 from harness.scale import Scale
 from harness.schedulers.roles import Roles
-from harness.schedulers.traffic import TrafficWindow
+from harness.schedulers.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,9 @@ class LongTermRules:
     conversion_s: float = parameter(
         30.0, "what a change of role costs after the drain: weights, graphs, warm-up", least=0.0
     )
+    foresight: bool = parameter(
+        False, "plan with the true lengths of a drift workload: an oracle to compare with"
+    )
     plan_step_tokens: int = parameter(500, "grid of the threshold in the plan, tokens", least=1)
 
 
@@ -48,7 +51,7 @@ class LongTerm:
         roles: Roles,
         n_remote: Callable[[], int],
         deployment: Deployment,
-        seen: TrafficWindow,
+        traffic: Callable[[float], Traffic | None],
         scale: Scale,
         bandwidth_gbps: Callable[[], float | None],
         on_change: Callable[[str], None] = lambda what: None,
@@ -58,7 +61,7 @@ class LongTerm:
         self._roles = roles
         self._n_remote = n_remote
         self._deployment = deployment
-        self._seen = seen
+        self._traffic = traffic
         self._scale = scale
         self._bandwidth_gbps = bandwidth_gbps
         self._on_change = on_change
@@ -85,7 +88,7 @@ class LongTerm:
     def _wanted(self, now_s: float) -> int:
         """+1: one more instance should prefill; -1: one more should decode; 0: leave it."""
         rules = self.rules
-        traffic = self._seen.traffic(now_s)
+        traffic = self._traffic(now_s)
         if traffic is None or len(traffic.incremental_tokens) < self._least_samples:
             return 0
         n_prefill, n_decode = self._roles.counts()

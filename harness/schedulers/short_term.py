@@ -16,7 +16,7 @@ from harness.planner import Deployment, best_threshold
 from harness.policies.parameters import parameter
 from harness.policies.prfaas import Controls
 from harness.scale import Scale
-from harness.schedulers.traffic import Traffic, TrafficWindow
+from harness.schedulers.traffic import Traffic
 from harness.view import Path, View
 
 
@@ -53,8 +53,8 @@ class ShortTermRules:
 
 
 class ShortTerm:
-    """Moves `controls` by what `view` knows of the link `egress`; `on_change` hears of each threshold
-    that a search changed."""
+    """Moves `controls` by what `view` knows of the link `egress`; `on_change` hears of each
+    threshold that a search changed."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ShortTerm:
         view: View,
         egress: tuple[str, str],
         deployment: Deployment,
-        seen: TrafficWindow,
+        traffic: Callable[[float], Traffic | None],
         scale: Scale,
         on_change: Callable[[str], None] = lambda what: None,
     ) -> None:
@@ -72,7 +72,7 @@ class ShortTerm:
         self._view = view
         self._egress = egress
         self._deployment = deployment
-        self._seen = seen
+        self._traffic = traffic
         self._scale = scale
         self._on_change = on_change
         self._searched_s = -float("inf")
@@ -116,7 +116,7 @@ class ShortTerm:
         return abs(gbps - before) > self.rules.bandwidth_change * before
 
     def _search(self, now_s: float, gbps: float | None) -> None:
-        traffic = self._seen.traffic(now_s)
+        traffic = self._traffic(now_s)
         if traffic is None or len(traffic.incremental_tokens) < self.rules.least_samples:
             return
         self._searched_s, self._searched_gbps = now_s, gbps

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.planner import Deployment
+from workloads.kinds import DriftWorkload
 from workloads.lengths import Empirical
+from workloads.spec import lengths_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +62,20 @@ class TrafficWindow:
 
     def __len__(self) -> int:
         return len(self._seen)
+
+
+def foreseen(
+    seen: TrafficWindow, workload: DriftWorkload, now_s: float, modelled_s: float
+) -> Traffic | None:
+    """The traffic of now by perfect knowledge of the workload's lengths: what an oracle plans with.
+    `modelled_s` is the workload's own time."""
+    traffic = seen.traffic(now_s)
+    if traffic is None:
+        return None
+    lengths = lengths_at(workload, modelled_s)
+    quantiles = ((i + 0.5) / _QUANTILES for i in range(_QUANTILES))
+    return replace(traffic, incremental_tokens=tuple(round(lengths.quantile(q)) for q in quantiles))
+
+
+#: Points that stand for a distribution of lengths.
+_QUANTILES = 512
