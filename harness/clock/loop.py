@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextvars import Context
 from typing import Any, NoReturn, TypeVar
 
-from harness.clock.handles import SoonHandle, VirtualTimer
+from harness.clock.handles import VirtualHandle
 from harness.clock.waiting import describe_waiting
 
 T = TypeVar("T")
@@ -51,6 +51,8 @@ class TimeLimitError(DeadlockError):
 
 class _OrderedTask(asyncio.Task[Any]):
     """A task whose hash is its number, so that sets of tasks iterate in a reproducible order."""
+
+    __slots__ = ("number",)
 
     def __init__(self, coro: Any, number: int, **options: Any) -> None:
         self.number = number
@@ -109,7 +111,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """A time in the past counts as now; NaN raises ValueError."""
         if when != when:
             raise ValueError("a timer cannot be set for NaN")
-        handle = VirtualTimer(when, callback, args, self, context)
+        handle = VirtualHandle(when, callback, args, self, context, True)
         if self._cancelled_count > _SWEEP_AT and self._cancelled_count * 2 > len(self._timers):
             self._sweep_cancelled()
         self._scheduled_count = number = self._scheduled_count + 1
@@ -128,7 +130,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = SoonHandle(callback, args, self, context)
+        handle = VirtualHandle(self._now_s, callback, args, self, context, False)
         self._ready.append(handle)
         return handle
 

@@ -50,6 +50,8 @@ class Incoming:
 class DecodeWork(asyncio.Future[DecodeDone]):
     """A request being decoded. Cancelling it takes it out of the batch at the next boundary."""
 
+    __slots__ = ("admitted_at", "input_tokens", "memory", "output_tokens", "stage")
+
     def __init__(self, stage: DecodeStage, job: DecodeJob, memory: Reservation) -> None:
         super().__init__(loop=stage.loop)
         request = job.request

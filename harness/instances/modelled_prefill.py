@@ -67,6 +67,25 @@ class State(IntEnum):
 class PrefillWork(asyncio.Future[PrefillDone]):
     """A prompt that waits, computes or has its cache on the way. Cancelling it frees all it has."""
 
+    __slots__ = (
+        "cached_tokens",
+        "destination",
+        "done_s",
+        "enqueued_s",
+        "finished_s",
+        "flow",
+        "grant_timer",
+        "input_tokens",
+        "key",
+        "link",
+        "memory",
+        "n_bytes",
+        "stage",
+        "started_s",
+        "state",
+        "work_s",
+    )
+
     def __init__(
         self,
         stage: PrefillStage,
