@@ -1,0 +1,1 @@
+"""The load generator: an absolute schedule, a lean HTTP client, rows streamed to Parquet."""

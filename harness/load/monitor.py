@@ -1,0 +1,46 @@
+"""How punctual the client's own loop is: a timer that notes how late it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from harness.load.selfcheck import ClientHealth
+
+TICK_S = 0.010
+#: A timer may be this late without anything being wrong: uvloop's ticks are milliseconds.
+_PUNCTUAL_S = 0.002
+
+
+class LoopMonitor:
+    """Runs from its making to `stop`. Costs a timer a tick."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._begun_s = self._loop.time()
+        self._cpu_s = time.process_time()
+        self._blocked_s = 0.0
+        self._longest_s = 0.0
+        self._due_s = 0.0
+        self._timer = self._again()
+
+    def stop(self, connection_limit: bool = False) -> ClientHealth:
+        self._timer.cancel()
+        return ClientHealth(
+            duration_s=self._loop.time() - self._begun_s,
+            cpu_s=time.process_time() - self._cpu_s,
+            blocked_s=self._blocked_s,
+            longest_block_s=self._longest_s,
+            connection_limit=connection_limit,
+        )
+
+    def _tick(self) -> None:
+        late_s = self._loop.time() - self._due_s
+        if late_s > _PUNCTUAL_S:
+            self._blocked_s += late_s
+            self._longest_s = max(self._longest_s, late_s)
+        self._timer = self._again()
+
+    def _again(self) -> asyncio.TimerHandle:
+        self._due_s = self._loop.time() + TICK_S
+        return self._loop.call_at(self._due_s, self._tick)

@@ -1,0 +1,152 @@
+"""Writes flights to Parquet as they end, in a thread, so that the loop never waits for a disk.
+
+The loop only appends to a list. Batches of it are turned into columns, counted into histograms and
+gathered into row groups by one writer thread; at most a few batches wait for it, so memory does not
+grow with the run.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from harness.load.flight import Flight
+from harness.load.tables import TABLES, Batch, client_table, requests_table, schema, tokens_table
+from results.growing import GrowingParquet
+from results.live import LiveHistogram
+from results.recorder import COMPLETE_KEY
+
+#: Flights, and chunks in them, that make a batch.
+_BATCH_FLIGHTS = 2048
+_BATCH_CHUNKS = 131_072
+_GROUP_ROWS = 32_768
+_GROUP_BYTES = 48 << 20
+#: Batches that may wait for the writer. Beyond that the loop waits, and its lag shows it.
+_MAX_WAITING = 8
+
+_MAKERS = {"requests": requests_table, "tokens": tokens_table, "client": client_table}
+MEASURES = ("ttft", "tpot", "e2e", "gap", "lateness", "pool_wait")
+
+
+@dataclass(slots=True)
+class Tally:
+    """Histograms of a phase so far, in seconds. `lateness` is the client's own: sent - due."""
+
+    histograms: dict[str, LiveHistogram] = field(
+        default_factory=lambda: {name: LiveHistogram() for name in MEASURES}
+    )
+
+    def add(self, batch: Batch) -> None:
+        done = batch.succeeded
+        ttft_s = np.where(done, batch.first_s - batch.scheduled_s, np.nan)
+        span_s = batch.last_s - batch.first_s
+        applies = done & (batch.tokens > 1) & (span_s > 0)
+        samples = {
+            "ttft": ttft_s,
+            "tpot": np.where(applies, span_s / np.maximum(batch.tokens - 1, 1), np.nan),
+            "e2e": np.where(done, batch.last_s - batch.scheduled_s, np.nan),
+            "gap": batch.chunk_gaps_s(),
+            "lateness": batch.sent_s - batch.due_s,
+            "pool_wait": batch.pool_wait_s,
+        }
+        for name, values in samples.items():
+            self.histograms[name].record_many(values)
+
+    def merge(self, other: Tally) -> None:
+        for name, histogram in self.histograms.items():
+            histogram.merge(other.histograms[name])
+
+    def encode(self) -> dict[str, str]:
+        return {name: each.encode().decode("ascii") for name, each in self.histograms.items()}
+
+    @classmethod
+    def decode(cls, data: dict[str, str]) -> Tally:
+        return cls({name: LiveHistogram.decode(text.encode()) for name, text in data.items()})
+
+
+class ClientRecorder:
+    """requests, tokens and client .parquet in `directory`. Close it, also after an error."""
+
+    def __init__(self, directory: Path, configuration: str, meta: dict[str, str]) -> None:
+        self._configuration = configuration
+        self._files = {
+            table: GrowingParquet(directory / f"{table}.parquet", schema(table, meta))
+            for table in TABLES
+        }
+        self._chunks: dict[str, list[pa.Table]] = {table: [] for table in TABLES}
+        self._flights: list[Flight] = []
+        self._chunk_count = 0
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="recorder")
+        self._room = threading.Semaphore(_MAX_WAITING)
+        self._failure: BaseException | None = None
+        self.tallies: dict[str, Tally] = {}
+
+    def add(self, flight: Flight) -> None:
+        """A flight that ended and will not change. Raises what the writer met."""
+        self._flights.append(flight)
+        self._chunk_count += len(flight.chunk_s)
+        if len(self._flights) >= _BATCH_FLIGHTS or self._chunk_count >= _BATCH_CHUNKS:
+            self.seal()
+
+    def seal(self) -> None:
+        """Hand what has been added to the writer."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._flights:
+            return
+        flights, self._flights = self._flights, []
+        self._chunk_count = 0
+        self._room.acquire()
+        self._writer.submit(self._take, flights).add_done_callback(self._taken)
+
+    def snapshot(self, phase: str) -> Future[dict[str, str]]:
+        """The phase's histograms, encoded, once all that was sealed is in them."""
+        return self._writer.submit(lambda: self.tallies.get(phase, Tally()).encode())
+
+    def flush(self) -> None:
+        """Seal, and make what there is readable on disk. In real time, every half minute or so."""
+        self.seal()
+        self._writer.submit(self._write, 0).add_done_callback(self._noted)
+
+    def close(self, complete: bool) -> None:
+        """Write the rest. Raises OSError, or what the writer met."""
+        try:
+            self.seal()
+            self._writer.submit(self._write, 0).result()
+        finally:
+            self._writer.shutdown()
+            for file in self._files.values():
+                file.close({COMPLETE_KEY: "true" if complete else "false"})
+        if self._failure is not None:
+            raise self._failure
+
+    def _taken(self, done: Future[None]) -> None:
+        self._room.release()
+        self._noted(done)
+
+    def _noted(self, done: Future[None]) -> None:
+        self._failure = self._failure or done.exception()
+
+    def _take(self, flights: list[Flight]) -> None:
+        batch = Batch(flights)
+        for table, make in _MAKERS.items():
+            self._chunks[table].append(make(batch, self._configuration, self._files[table].schema))
+        phases = {each.phase for each in flights}
+        for phase in sorted(phases):
+            part = batch if len(phases) == 1 else Batch([f for f in flights if f.phase == phase])
+            self.tallies.setdefault(phase, Tally()).add(part)
+        self._write(_GROUP_ROWS)
+
+    def _write(self, at_least: int) -> None:
+        """Close the open row groups that have so many rows, or too many bytes."""
+        for table, chunks in self._chunks.items():
+            rows = sum(each.num_rows for each in chunks)
+            if rows and (rows >= at_least or sum(e.nbytes for e in chunks) >= _GROUP_BYTES):
+                whole = pa.concat_tables(chunks).unify_dictionaries().combine_chunks()
+                self._chunks[table] = []
+                self._files[table].append(whole)

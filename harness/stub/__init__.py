@@ -1,0 +1,1 @@
+"""A bundled OpenAI-compatible server without a model, to measure clients with."""

@@ -1,0 +1,1 @@
+"""What load is sent to: OpenAI-compatible servers, prefill/decode pairs, a worker in process."""
