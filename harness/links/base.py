@@ -72,6 +72,8 @@ class ShapedLink(ABC):
         #: Why the link no longer is what was asked for; None while it is. A run that ends with a
         #: failure here measured another link.
         self.failure: str | None = None
+        #: The greatest time by which a step of the schedule took effect after its `at_s`, so far.
+        self.schedule_lateness_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -208,3 +210,5 @@ class ShapedLink(ABC):
             except LinkError as error:
                 self.failure = f"the schedule stopped at {timed.at_s:g} s: {error}"
                 return
+            late_s = loop.time() - zero_s - timed.at_s
+            self.schedule_lateness_s = max(self.schedule_lateness_s, late_s)

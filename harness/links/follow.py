@@ -19,7 +19,10 @@ TICK_S = 0.05
 
 
 async def follow(link: ShapedLink, until_s: float, connections: int = 4) -> list[Finding]:
-    """Run the schedule of an idle link under bulk load up to `until_s`; one finding a step."""
+    """Run the schedule of an idle link under bulk load up to `until_s`; one finding a step.
+
+    The last finding is the schedule's own lateness.
+    """
     steps = [timed for timed in link.spec.timeline() if timed.at_s < until_s]
     loop = asyncio.get_running_loop()
     samples: list[tuple[float, int]] = []
@@ -41,7 +44,9 @@ async def follow(link: ShapedLink, until_s: float, connections: int = 4) -> list
         settled_s = timed.at_s + SETTLE_S + 20 * timed.shape.rtt_s + 2 * outage_s
         findings.append(_judge(timed, end_s, settled_s, samples))
         outage_s = end_s - timed.at_s if timed.shape.forward.down else 0.0
-    return findings
+    late_s = link.schedule_lateness_s
+    late = Finding("lateness", "", f"{late_s * 1e3:.0f} ms at most", late_s, late_s < SETTLE_S)
+    return [*findings, late]
 
 
 def _judge(

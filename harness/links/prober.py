@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import statistics
 import sys
@@ -202,8 +201,6 @@ def _read_line(connection: socket.socket) -> bytes:
 
 
 def main() -> None:
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, -10)
     if sys.argv[1] == "serve":
         serve(sys.argv[2])
     else:

@@ -160,7 +160,8 @@ class LinkSpec(_Strict):
         ge=1,
         le=43,
         description="netem: segments that local TCP may hand over as one packet. More cost less of "
-        "the processor, but netem delays, counts and would drop them whole: only without loss",
+        "the processor, but netem would lose them whole (so only without loss), and bounds its "
+        "queue by packets, which then hold as many times more",
     )
     backend: Backend = Field(
         default="auto", description="auto takes the best that this host offers"
