@@ -1,4 +1,4 @@
-"""From a night's samples and the history to what is said of each figure. Pure but for `load_marks`."""
+"""From a night's samples and the history to what is said of each figure; no I/O but the marks."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class PartResult:
         return "s" if metric == CPU else METRICS[name][0] if name in METRICS else ""
 
     def ratios(self, metric: str) -> list[float]:
-        """Log ratios of the pairs, positive when the candidate is worse; none where a value is 0."""
+        """Log ratios of the pairs, positive when the candidate is worse; none where one is 0."""
         base, candidate = self.values(BASE, metric), self.values(CANDIDATE, metric)
         if min((*base, *candidate), default=0.0) <= 0:
             return []

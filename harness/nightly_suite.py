@@ -74,7 +74,7 @@ class DriftSpec(BaseModel):
     before: int = Field(12, ge=4)
     after: int = Field(3, ge=2)
     least: float = Field(0.025, gt=0)
-    z: float = Field(5.5, gt=0)
+    z: float = Field(5.0, gt=0)
 
 
 class Suite(BaseModel):

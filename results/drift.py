@@ -20,13 +20,14 @@ class DriftRules:
     """A shift needs `before` nights at the old level and `after` at the new one, a change of
     `least` (relative), and a distance of `z` standard errors between old median and new mean. The
     new level is looked for in the last `window` nights. `floor` is the least standard deviation
-    that is assumed of a night.
+    that is assumed of a night. Each night at the new level must show `agreement` of the shift.
     """
 
     before: int = 12
     after: int = 3
     least: float = 0.025
-    z: float = 5.5
+    agreement: float = 0.4
+    z: float = 5.0
     window: int = 10
     floor: float = 0.006
 
@@ -57,8 +58,12 @@ def _best_split(segment: Floats, rules: DriftRules) -> tuple[int, float, float] 
     first = max(rules.before, count - rules.window)
     for split in range(first, count - rules.after + 1):
         old, new = segment[:split], segment[split:]
-        shift = float(new.mean() - np.median(old))
-        residuals = np.concatenate((old - np.median(old), new - np.median(new)))
+        level = float(np.median(old))
+        shift = float(new.mean()) - level
+        # One wild night is no new level: each night must be well on its side.
+        if float((np.sign(shift) * (new - level)).min()) < rules.agreement * abs(shift):
+            continue
+        residuals = np.concatenate((old - level, new - np.median(new)))
         # A median's variance is 1.57 times that of a mean.
         error = _spread(residuals, rules.floor) * (1.57 / len(old) + 1 / len(new)) ** 0.5
         z = abs(shift) / error
