@@ -63,10 +63,19 @@ def phase_requests(
         duration_s=phase.duration_s,
     ):
         placed = replace(
-            request, id=phase.first_id + request.id, arrival_s=scale.loop_s(request.arrival_s)
+            request,
+            id=phase.first_id + request.id,
+            arrival_s=scale.loop_s(request.arrival_s),
+            block_ids=_own_blocks(request.block_ids, phase.first_id),
         )
         on_request(placed)
         yield placed
+
+
+def _own_blocks(block_ids: tuple[int, ...], first_id: int) -> tuple[int, ...]:
+    """Other names for the same chain in each phase: no phase finds the prefixes of another."""
+    salt = first_id << 24
+    return tuple(block ^ salt for block in block_ids) if salt and block_ids else block_ids
 
 
 async def run_phase(
