@@ -47,7 +47,10 @@ class Client:
         self.index: int = start["index"]
         self.target: Target = make_target(self.spec.target)
         self.recorder = ClientRecorder(
-            Path(start["directory"]), self.spec.name, dict(start["meta"], client=str(self.index))
+            Path(start["directory"]),
+            self.spec.name,
+            dict(start["meta"], client=str(self.index)),
+            self.spec.slo.limits(),
         )
         self.driver: Driver | None = None
         self._received = 0

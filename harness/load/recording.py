@@ -11,14 +11,16 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from harness.load.flight import Flight
 from harness.load.tables import TABLES, Batch, client_table, requests_table, schema, tokens_table
+from results import metrics
 from results.growing import GrowingParquet
 from results.live import LiveHistogram
+from results.metrics import Slo
 from results.recorder import COMPLETE_KEY
 
 #: Flights, and chunks in them, that make a batch.
@@ -35,44 +37,57 @@ MEASURES = ("ttft", "tpot", "e2e", "gap", "lateness", "pool_wait")
 
 @dataclass(slots=True)
 class Tally:
-    """Histograms of a phase so far, in seconds. `lateness` is the client's own: sent - due."""
+    """A phase so far: histograms in seconds, and how many requests met the SLO. `lateness` is the
+    client's own: sent - due.
+    """
 
     histograms: dict[str, LiveHistogram] = field(
         default_factory=lambda: {name: LiveHistogram() for name in MEASURES}
     )
+    met_slo: int = 0
 
-    def add(self, batch: Batch) -> None:
-        done = batch.succeeded
-        ttft_s = np.where(done, batch.first_s - batch.scheduled_s, np.nan)
-        span_s = batch.last_s - batch.first_s
-        applies = done & (batch.tokens > 1) & (span_s > 0)
+    def add(self, batch: Batch, slo: Slo) -> None:
+        requests = batch.requests()
         samples = {
-            "ttft": ttft_s,
-            "tpot": np.where(applies, span_s / np.maximum(batch.tokens - 1, 1), np.nan),
-            "e2e": np.where(done, batch.last_s - batch.scheduled_s, np.nan),
+            "ttft": metrics.ttft_s(requests),
+            "tpot": metrics.tpot_s(requests),
+            "e2e": metrics.e2e_s(requests),
             "gap": batch.chunk_gaps_s(),
             "lateness": batch.sent_s - batch.due_s,
             "pool_wait": batch.pool_wait_s,
         }
         for name, values in samples.items():
             self.histograms[name].record_many(values)
+        self.met_slo += int(metrics.met_slo(requests, slo).sum())
 
     def merge(self, other: Tally) -> None:
+        """Add the samples of `other`: percentiles are only ever taken of the sum."""
         for name, histogram in self.histograms.items():
             histogram.merge(other.histograms[name])
+        self.met_slo += other.met_slo
 
-    def encode(self) -> dict[str, str]:
-        return {name: each.encode().decode("ascii") for name, each in self.histograms.items()}
+    def encode(self) -> dict[str, Any]:
+        coded = {name: each.encode().decode("ascii") for name, each in self.histograms.items()}
+        return {"histograms": coded, "met_slo": self.met_slo}
 
     @classmethod
-    def decode(cls, data: dict[str, str]) -> Tally:
-        return cls({name: LiveHistogram.decode(text.encode()) for name, text in data.items()})
+    def decode(cls, data: dict[str, Any]) -> Tally:
+        return cls(
+            {
+                name: LiveHistogram.decode(text.encode())
+                for name, text in data["histograms"].items()
+            },
+            data["met_slo"],
+        )
 
 
 class ClientRecorder:
     """requests, tokens and client .parquet in `directory`. Close it, also after an error."""
 
-    def __init__(self, directory: Path, configuration: str, meta: dict[str, str]) -> None:
+    def __init__(
+        self, directory: Path, configuration: str, meta: dict[str, str], slo: Slo = Slo()
+    ) -> None:
+        self._slo = slo
         self._configuration = configuration
         self._files = {
             table: GrowingParquet(directory / f"{table}.parquet", schema(table, meta))
@@ -104,7 +119,7 @@ class ClientRecorder:
         self._room.acquire()
         self._writer.submit(self._take, flights).add_done_callback(self._taken)
 
-    def snapshot(self, phase: str) -> Future[dict[str, str]]:
+    def snapshot(self, phase: str) -> Future[dict[str, Any]]:
         """The phase's histograms, encoded, once all that was sealed is in them."""
         return self._writer.submit(lambda: self.tallies.get(phase, Tally()).encode())
 
@@ -139,7 +154,7 @@ class ClientRecorder:
         phases = {each.phase for each in flights}
         for phase in sorted(phases):
             part = batch if len(phases) == 1 else Batch([f for f in flights if f.phase == phase])
-            self.tallies.setdefault(phase, Tally()).add(part)
+            self.tallies.setdefault(phase, Tally()).add(part, self._slo)
         self._write(_GROUP_ROWS)
 
     def _write(self, at_least: int) -> None:

@@ -103,6 +103,8 @@ class PhaseSpec(BaseModel):
 
 #: Requests of a phase are numbered from its index times this.
 IDS_A_PHASE = 100_000_000
+#: Warm-up is numbered, and draws, as the phase of this index.
+_WARMUP_SEED = 10_000
 #: Warm-up requests in flight where the run itself has no cap.
 WARMUP_CONCURRENCY = 32
 
@@ -133,8 +135,8 @@ def warmup_phase(spec: LoadSpec) -> PhaseSpec:
         num_requests=spec.num_warmups,
         duration_s=None,
         closed=True,
-        seed=spec.seed - 1,
-        first_id=-IDS_A_PHASE,
+        seed=spec.seed + _WARMUP_SEED,
+        first_id=_WARMUP_SEED * IDS_A_PHASE,
         max_concurrency=spec.max_concurrency or WARMUP_CONCURRENCY,
     )
 

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from harness.load.flight import Flight
 from results import columns
+from results.metrics import Floats, Requests
 from results.schemas import GAPS, NAMES, RUNS, SCHEMA_VERSION, SCHEMAS
-
-Floats = NDArray[np.float64]
 
 
 def _field(name: str, kind: pa.DataType, unit: str, definition: str) -> pa.Field:
@@ -102,6 +101,30 @@ class Batch:
 
     def integers(self, get: Callable[[Flight], int]) -> NDArray[np.int64]:
         return np.fromiter(map(get, self.flights), np.int64, len(self.flights))
+
+    def requests(self) -> Requests:
+        """The flights as `results.metrics` takes them."""
+        absent = np.full(len(self.flights), np.nan)
+        none = np.zeros(len(self.flights), np.bool_)
+        return Requests(
+            scheduled_s=self.scheduled_s,
+            sent_s=self.sent_s,
+            prefill_started_s=absent,
+            prefill_finished_s=absent,
+            delivered_s=absent,
+            first_token_s=self.first_s,
+            last_token_s=self.last_s,
+            ended_s=self.ended_s,
+            tokens_asked=self.integers(lambda each: each.request.output_tokens).astype(np.float64),
+            tokens_received=self.tokens.astype(np.float64),
+            attempts=self.integers(lambda each: each.attempts).astype(np.float64),
+            succeeded=self.succeeded,
+            unsent=np.isnan(self.sent_s),
+            truncated=none,
+            offloaded=none,
+            verified=none,
+            mismatched=none,
+        )
 
     def chunk_gaps_s(self) -> Floats:
         """Gaps between chunks of the same flight, of flights that succeeded."""
