@@ -8,10 +8,12 @@ of the log decay within the chunk, S0 the state before it (V-first) and e = exp:
     o_i = (q_i e(G_i)) S0^T + sum_{j <= i} (q_i . e(G_i - G_j) . k_j) R_j
     S1  = S0 Diag(e(G_C)) + R^T (k e(G_C - G))
 
-Every exponent that is taken is <= 0, so strong gates underflow to zero and never overflow: the
-C x C products are split into blocks of B tokens. Off the diagonal, G at the start of the row block
-lies between both factors and each is scaled towards it; on the diagonal, pairs are taken one
-offset at a time. The system is solved by substitution, not through an inverse.
+Both C x C matrices are built by doubling blocks. Where two blocks of s tokens meet at a boundary b,
+e(G_i - G_j) = e(G_i - G_b) e(G_b - G_j) for i behind and j before it: a matrix product of two
+factors <= 1. No exponent above 0 is ever taken, so strong gates underflow and never overflow. The
+system is solved by block substitution in the same steps: with P, Q the inverses of both blocks and
+A21 the new corner, the corner of the doubled inverse is -Q A21 P. An entry of any of these inverses
+is -beta_i k_i^T (product of decays and of I - beta k k^T) k_j, so at most 1: nothing grows.
 """
 
 from __future__ import annotations
@@ -19,14 +21,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 CHUNK = 32
-BLOCK = 8
-_SPAN = 16
+"""A power of two, and a divisor of the tokens between state checkpoints."""
+
+_SPAN = 32
 """Chunks handled together: bounds the temporaries to what a cache level holds."""
 
 _MIN_LOG_DECAY = -30.0
@@ -39,11 +42,13 @@ class ChunkPlan:
 
     Sequences are ranked by their number of chunks, most first (`ranked[r]` is a sequence), and
     chunks lie step by step: `steps[s]` sequences, ranks 0 to steps[s] - 1, have an s-th chunk.
-    `rows` [chunks * CHUNK] is the row of the batch at each chunk position, or the number of rows
-    (a zero row) for padding. `ends[s]` lists the (rank, offset) cuts that the s-th chunks end at.
+    `rows` [chunks, CHUNK] is the row of the batch at each chunk position; positions past a chunk's
+    end repeat its first row and are True in `padding`. `ends[s]` lists the (rank, offset) cuts
+    that the s-th chunks end at.
     """
 
     rows: Tensor
+    padding: Tensor
     steps: tuple[int, ...]
     ranked: tuple[int, ...]
     ends: tuple[tuple[tuple[int, int], ...], ...]
@@ -53,34 +58,35 @@ class ChunkPlan:
 def plan_chunks(lengths: tuple[int, ...], cuts: tuple[tuple[int, ...], ...]) -> ChunkPlan:
     """Chunks of sequences of `lengths` rows; a chunk also ends at each offset in `cuts[i]`."""
     chunks: list[list[tuple[int, int]]] = []
-    base = 0
-    for length, inner in zip(lengths, cuts, strict=True):
-        bounds = [0, *sorted({*inner, length})]
+    first = [0, *accumulate(lengths)]
+    for i, length in enumerate(lengths):
+        bounds = [0, *sorted({*cuts[i], length})]
         chunks.append(
             [
-                (base + at, min(CHUNK, end - at))
+                (first[i] + at, min(CHUNK, end - at))
                 for begin, end in pairwise(bounds)
                 for at in range(begin, end, CHUNK)
             ]
         )
-        base += length
     ranked = sorted(range(len(lengths)), key=lambda i: -len(chunks[i]))
-    first = [sum(lengths[:i]) for i in range(len(lengths))]
     steps: list[int] = []
     ends: list[tuple[tuple[int, int], ...]] = []
-    rows: list[int] = []
+    placed: list[tuple[int, int]] = []
     for step in range(len(chunks[ranked[0]])):
         active = [i for i in ranked if step < len(chunks[i])]
         reached: list[tuple[int, int]] = []
         for rank, i in enumerate(active):
             at, size = chunks[i][step]
-            rows.extend(range(at, at + size))
-            rows.extend([base] * (CHUNK - size))
+            placed.append((at, size))
             if at + size - first[i] in cuts[i]:
                 reached.append((rank, at + size - first[i]))
         steps.append(len(active))
         ends.append(tuple(reached))
-    return ChunkPlan(torch.tensor(rows), tuple(steps), tuple(ranked), tuple(ends))
+    begins, sizes = torch.tensor(placed).unbind(1)
+    position = torch.arange(CHUNK)
+    padding = position >= sizes.unsqueeze(1)
+    rows = begins.unsqueeze(1) + position.masked_fill(padding, 0)
+    return ChunkPlan(rows, padding, tuple(steps), tuple(ranked), tuple(ends))
 
 
 def kda_chunked(
@@ -102,11 +108,10 @@ def kda_chunked(
     """
     cut_offsets = tuple(tuple(c) for c in cuts) if cuts else ((),) * len(lengths)
     plan = plan_chunks(tuple(lengths), cut_offsets)
-    n_rows, heads, d_k = q.shape
-    d_v = v.shape[-1]
-    joined = torch.cat([q, k, g.clamp(min=_MIN_LOG_DECAY), v, beta.unsqueeze(-1)], -1)
-    joined = torch.nn.functional.pad(joined, (0, 0, 0, 0, 0, 1))
-    out = joined.new_empty(n_rows + 1, heads, d_v)
+    n_rows, heads, d_v = v.shape
+    flat = [x.reshape(n_rows * heads, -1) for x in (q, k, g, v, beta)]
+    # One row more than there are: padding positions are written there.
+    out = v.new_empty(n_rows * heads + 1, d_v)
     current = state[list(plan.ranked)]
     captured: dict[tuple[int, int], Tensor] = {}
     step = first = 0
@@ -115,29 +120,37 @@ def kda_chunked(
         while last < len(plan.steps) and (count == 0 or count + plan.steps[last] <= _SPAN):
             count += plan.steps[last]
             last += 1
-        rows = plan.rows[first * CHUNK : (first + count) * CHUNK]
-        span = joined.index_select(0, rows).view(count, CHUNK, heads, -1).transpose(1, 2)
-        parts = _within_chunks(span, d_k, d_v)
-        before = joined.new_empty(count, heads, d_v, d_k)
+        chunk_rows = plan.rows[first : first + count].unsqueeze(1) * heads
+        index = (chunk_rows + torch.arange(heads).unsqueeze(1)).flatten()
+        padding = plan.padding[first : first + count]
+        padded = bool(padding.any())
+        parts = _within_chunks(
+            [x.index_select(0, index).view(count, heads, CHUNK, -1) for x in flat],
+            padding if padded else None,
+        )
+        before = torch.empty(count, *current.shape[1:])
         at = 0
         for s in range(step, last):
             n = plan.steps[s]
-            here = slice(at, at + n)
-            before[here] = current[:n]
+            here, live = slice(at, at + n), current[:n]
+            before[here] = live
             residual = parts.u[here]
-            residual -= parts.w[here] @ current[:n].transpose(-1, -2)
-            current[:n] *= parts.decay[here]
-            current[:n] += residual.transpose(-1, -2) @ parts.k_end[here]
+            residual -= parts.w[here] @ live.transpose(-1, -2)
+            live *= parts.decay[here]
+            live += residual.transpose(-1, -2) @ parts.k_end[here]
             for rank, offset in plan.ends[s]:
                 captured[plan.ranked[rank], offset] = current[rank].clone()
             at += n
         result = parts.q_start @ before.transpose(-1, -2)
         result += parts.qk @ parts.u
-        out.index_copy_(0, rows, result.transpose(1, 2).reshape(count * CHUNK, heads, d_v))
+        if padded:
+            aside = padding.unsqueeze(1).expand(-1, heads, -1).flatten()
+            index = index.masked_fill(aside, n_rows * heads)
+        out.index_copy_(0, index, result.view(-1, d_v))
         step, first = last, first + count
     final = torch.empty_like(current)
     final[list(plan.ranked)] = current
-    return out[:n_rows], final, captured
+    return out[:-1].view(n_rows, heads, d_v), final, captured
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,40 +166,58 @@ class _Chunks:
     decay: Tensor
 
 
-def _within_chunks(span: Tensor, d_k: int, d_v: int) -> _Chunks:
-    """Everything that needs no state. span: [n, H, C, q | k | g | v | beta]."""
-    q, k, g, v, beta = span.split([d_k, d_k, d_k, d_v, 1], -1)
-    total = g.cumsum(-2)
+def _within_chunks(gathered: list[Tensor], padding: Tensor | None) -> _Chunks:
+    """Everything that needs no state, of q, k, g, v, beta [n, H, C, .], which are overwritten. A
+    position that is True in `padding` [n, C] leaves the state as it is."""
+    q, k, g, v, beta = gathered
+    if padding is not None:
+        for x in (k, g, beta):
+            x.masked_fill_(padding[:, None, :, None], 0)
+    total = g.clamp_(min=_MIN_LOG_DECAY).cumsum(-2)
     grown = total.exp()
-    qk, kk = _decayed_products(q, k, total)
-    lower = (beta * kk).tril_(-1)
-    k_start = k * grown
-    right = torch.cat([v, k_start], -1).mul_(beta)
-    solved = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)
-    u, w = solved.split([d_v, d_k], -1)
-    k_end = k * (total[..., -1:, :] - total).exp_()
-    return _Chunks(u, w, qk, q * grown, k_end, grown[..., -1:, :])
+    qk, inverse = _doubled(q, k, total, beta)
+    u = inverse @ v.mul_(beta)
+    w = inverse @ (k * grown).mul_(beta)
+    k_end = (total[..., -1:, :] - total).exp_().mul_(k)
+    return _Chunks(u, w, qk, q.mul_(grown), k_end, grown[..., -1:, :])
 
 
-def _decayed_products(q: Tensor, k: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower triangles, [n, H, C, C], of sum_d x_i[d] k_j[d] e(total_i - total_j)[d], x = q, k."""
+def _doubled(q: Tensor, k: Tensor, total: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """The lower triangle of q_i . e(total_i - total_j) . k_j with its diagonal, and the inverse of
+    I + A; both [n, H, C, C] with zeros above the diagonal."""
     n, heads, size, d_k = q.shape
-    products = q.new_zeros(2, n, heads, size, size)
-    both = torch.stack([q, k])
-    for begin in range(BLOCK, size, BLOCK):
-        base = total[:, :, begin - 1 : begin]
-        rows = slice(begin, begin + BLOCK)
-        left = both[:, :, :, rows] * (total[:, :, rows] - base).exp_()
-        right = k[:, :, :begin] * (base - total[:, :, :begin]).exp_()
-        products[:, :, :, rows, :begin] = left @ right.transpose(-1, -2)
-    blocks = (n, heads, size // BLOCK, BLOCK)
-    both, k, total = both.view(2, *blocks, d_k), k.reshape(*blocks, d_k), total.view(*blocks, d_k)
-    diagonal = products.view(2, *blocks, size // BLOCK, BLOCK).diagonal(dim1=3, dim2=5)
-    # diagonal: [2, n, H, BLOCK, BLOCK, size // BLOCK], a view of the diagonal blocks.
-    for offset in range(BLOCK):
-        ahead, behind = slice(offset, None), slice(None, BLOCK - offset)
-        paired = (total[..., ahead, :] - total[..., behind, :]).exp_()
-        paired *= k[..., behind, :]
-        sums = (both[..., ahead, :] * paired).sum(-1)
-        diagonal.diagonal(-offset, 3, 4).copy_(sums)
-    return products[0], products[1]
+    both = torch.stack([q, k], 2)
+    blocks, half = size, 1
+    qk = (q * k).sum(-1).view(n, heads, size, 1, 1)
+    inverse = torch.ones_like(qk)
+    while blocks > 1:
+        blocks //= 2
+        shape = (n, heads, blocks, 2, half)
+        before, behind = total.view(*shape, d_k).unbind(3)
+        boundary = before[..., -1:, :]
+        rows = both.view(n, heads, 2, blocks, 2, half, d_k)[:, :, :, :, 1].transpose(2, 3)
+        left = torch.mul(
+            rows,
+            (behind - boundary).exp_().unsqueeze(3),
+            out=q.new_empty(n, heads, blocks, 2, half, d_k),
+        )
+        right = (boundary - before).exp_().mul_(k.view(*shape, d_k)[:, :, :, 0])
+        met = left.view(n, heads, blocks, 2 * half, d_k) @ right.transpose(-1, -2)
+        corner, lower = met.split(half, -2)
+        lower = lower * beta.view(*shape, 1)[:, :, :, 1]
+        first, second = inverse.view(*shape, half).unbind(3)
+        inverse = _joined(first, second, -(second @ lower @ first))
+        first, second = qk.view(*shape, half).unbind(3)
+        qk = _joined(first, second, corner)
+        half *= 2
+    return qk.squeeze(2), inverse.squeeze(2)
+
+
+def _joined(first: Tensor, second: Tensor, corner: Tensor) -> Tensor:
+    """[[first, 0], [corner, second]] of blocks [.., s, s]."""
+    half = first.shape[-1]
+    whole = first.new_zeros(*first.shape[:-2], 2 * half, 2 * half)
+    whole[..., :half, :half] = first
+    whole[..., half:, :half] = corner
+    whole[..., half:, half:] = second
+    return whole
