@@ -1,0 +1,149 @@
+"""One prompt at a modelled instance: what it asks of the device, the link and its destination."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from harness.instances.disciplines import Discipline, Fifo
+from harness.instances.modelled_decode import DecodeStage, Key
+from harness.instances.modelled_memory import Reservation
+from harness.links.flow import Flow
+from harness.links.fluid import FluidLink
+from harness.ports import InstanceLost, PrefillDone, PrefillJob, ServingError, TransferFailed
+
+
+class PrefillProfile(Protocol):
+    """The part of a device profile that prefill needs (see `harness.profiles`)."""
+
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def kv_memory_bytes(self) -> float | None: ...
+
+    def prefill_s(self, input_tokens: float, cached_tokens: float = 0) -> float: ...
+
+    def kv_bytes(self, tokens: float, held_tokens: float = 0) -> float: ...
+
+
+_FIFO = Fifo()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRules:
+    """`handover_s`: from the end of a prefill to the cache's arrival inside the same cluster.
+    `grant_timeout_s`: how long a finished prompt waits for memory at its destination before the
+    attempt fails. Tokens of one chunk: `chunk_tokens`."""
+
+    chunk_tokens: int = 8192
+    discipline: Discipline = _FIFO
+    handover_s: float = 0.0
+    grant_timeout_s: float = 60.0
+
+
+class State(IntEnum):
+    QUEUED = 0
+    COMPUTING = 1
+    SENDING = 2
+
+
+class Stage(Protocol):
+    """The instance's prefill side, as its prompts see it (`modelled_prefill.PrefillStage`)."""
+
+    loop: asyncio.AbstractEventLoop
+    profile: PrefillProfile
+    rules: PrefillRules
+
+    def drop(self, work: PrefillWork) -> None: ...
+
+    def fail(self, work: PrefillWork, error: ServingError) -> None: ...
+
+    def hand_over(self, work: PrefillWork) -> None: ...
+
+    def deliver(self, work: PrefillWork) -> None: ...
+
+
+class PrefillWork(asyncio.Future[PrefillDone]):
+    """A prompt that waits, computes or has its cache on the way. Cancelling it frees all it has."""
+
+    __slots__ = (
+        "cached_tokens",
+        "destination",
+        "done_s",
+        "enqueued_s",
+        "finished_s",
+        "flow",
+        "grant_timer",
+        "input_tokens",
+        "key",
+        "link",
+        "memory",
+        "n_bytes",
+        "stage",
+        "started_s",
+        "state",
+        "work_s",
+    )
+
+    def __init__(
+        self,
+        stage: Stage,
+        job: PrefillJob,
+        destination: DecodeStage,
+        link: FluidLink | None,
+    ) -> None:
+        super().__init__(loop=stage.loop)
+        request, profile = job.request, stage.profile
+        self.stage = stage
+        self.key: Key = (request.id, job.attempt)
+        self.input_tokens = request.input_tokens
+        self.cached_tokens = job.cached_tokens
+        self.destination = destination
+        self.link = link
+        self.state = State.QUEUED
+        self.work_s = profile.prefill_s(request.input_tokens, job.cached_tokens)
+        self.n_bytes = profile.kv_bytes(request.input_tokens, job.held_tokens)
+        self.memory: Reservation = destination.expect(request, self.key, self)
+        self.enqueued_s = stage.loop.time()
+        #: Seconds of work done by the last time it was stopped.
+        self.done_s = 0.0
+        self.started_s = math.nan
+        self.finished_s = math.nan
+        self.flow: Flow | None = None
+        self.grant_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def started(self) -> bool:
+        return self.started_s == self.started_s
+
+    def cancel(self, msg: object = None) -> bool:
+        if super().cancel(msg):
+            self.stage.drop(self)
+            return True
+        return False
+
+    def memory_granted(self) -> None:
+        if self.grant_timer is not None:
+            self.grant_timer.cancel()
+            self.grant_timer = None
+        if self.flow is not None and self.link is not None:
+            self.link.release(self.flow)
+        elif self.state is State.SENDING:
+            self.stage.hand_over(self)
+
+    def destination_lost(self, error: InstanceLost) -> None:
+        self.stage.fail(self, error)
+
+    def grant_timed_out(self) -> None:
+        waited_s = self.stage.rules.grant_timeout_s
+        why = f"{self.destination.name}: no cache memory within {waited_s:g} s"
+        self.stage.fail(self, TransferFailed(why))
+
+    def flow_delivered(self, flow: Flow) -> None:
+        self.stage.deliver(self)
+
+    def flow_failed(self, flow: Flow, why: str) -> None:
+        self.stage.fail(self, TransferFailed(why))
