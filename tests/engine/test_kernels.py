@@ -23,7 +23,8 @@ pytest.importorskip("fla", reason="make test-kernels installs it")
 import triton.language as tl
 from triton.runtime import autotuner
 
-pytestmark = pytest.mark.kernels
+# The interpreter is slow, and slower on a busy machine.
+pytestmark = [pytest.mark.kernels, pytest.mark.timeout(600)]
 
 
 class _LoopIndex(int):
