@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,24 +19,29 @@ from results.schemas import ALTERNATIVES, GAPS, RUNS
 
 Column = Sequence[Any]
 _INT32_LIMIT = 2**31 - 1
+_get_runs = attrgetter("token_runs")
 
 
 def to_us(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Nearest microsecond; NaN becomes 0 (mask it)."""
-    return np.rint(np.nan_to_num(seconds) * 1e6).astype(np.int64)
+    """Nearest microsecond. No NaN."""
+    return np.rint(seconds * 1e6).astype(np.int64)
 
 
 def times(values: Column) -> pa.Array:
     """Seconds, or None, to int64 microseconds."""
     seconds = np.array(values, dtype=np.float64)
     missing = np.isnan(seconds)
-    return pa.array(to_us(seconds), mask=missing if missing.any() else None)
+    if missing.any():
+        seconds[missing] = 0.0
+        return pa.array(to_us(seconds), mask=missing)
+    return pa.array(to_us(seconds))
 
 
 def integers(values: Column, kind: pa.DataType) -> pa.Array:
-    if None in values:
+    try:
+        return pa.array(np.array(values, dtype=np.int64), kind)
+    except TypeError:
         return pa.array([None if each is None else int(each) for each in values], kind)
-    return pa.array(np.array(values, dtype=np.int64), kind)
 
 
 def numbers(values: Column) -> pa.Array:
@@ -50,10 +56,11 @@ def booleans(values: Column) -> pa.Array:
 
 def names(values: Column) -> pa.Array:
     """Strings as a dictionary in order of first appearance."""
-    codes = {name: code for code, name in enumerate(dict.fromkeys(values))}
-    if len(codes) == 1:
+    if values.count(values[0]) == len(values):
+        codes = {values[0]: 0}
         indices = np.zeros(len(values), np.int32)
     else:
+        codes = {name: code for code, name in enumerate(dict.fromkeys(values))}
         indices = np.fromiter(map(codes.__getitem__, values), np.int32, len(values))
     return pa.DictionaryArray.from_arrays(
         pa.array(indices), pa.array(list(map(str, codes)), pa.string())
@@ -92,13 +99,11 @@ def token_columns(records: Sequence[RequestRecord]) -> tuple[pa.Array, pa.Array,
     A record is kept as runs when these are at most half as many as its tokens, else as gaps. Both
     are exact to the microsecond at the ends of every run, whatever its length.
     """
-    per_record = np.fromiter((len(each.token_runs) for each in records), np.int64, len(records))
+    every = list(map(_get_runs, records))
+    per_record = np.fromiter(map(len, every), np.int64, len(every))
     total = int(per_record.sum())
-    flat = np.fromiter(
-        chain.from_iterable(chain.from_iterable(each.token_runs for each in records)),
-        np.float64,
-        3 * total,
-    ).reshape(total, 3)
+    flat = np.fromiter(chain.from_iterable(chain.from_iterable(every)), np.float64, 3 * total)
+    flat = flat.reshape(total, 3)
     count = flat[:, 2].astype(np.int64)
     start_us = to_us(flat[:, 0])
     end_us = to_us(flat[:, 0] + flat[:, 1] * (count - 1))
