@@ -169,8 +169,8 @@ class Bench:
     def __init__(self) -> None:
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._incarnation = 0
-        self.source = SharedArena.create(64 * MIB)
-        self.source.buffer[:] = os.urandom(MIB) * 64
+        self.source = SharedArena.create(16 * MIB)
+        self.source.buffer[:] = os.urandom(MIB) * 16
 
     async def plane(
         self, arena: SharedArena, decoder: Decoder | None = None, **settings: Any
@@ -184,7 +184,7 @@ class Bench:
         self._closers.append(plane.close)
         return plane
 
-    async def decoder(self, size: int = 32 * MIB, **settings: Any) -> tuple[Decoder, DataPlane]:
+    async def decoder(self, size: int = 16 * MIB, **settings: Any) -> tuple[Decoder, DataPlane]:
         decoder = Decoder(SharedArena.create(size))
         return decoder, await self.plane(decoder.arena, decoder, **settings)
 

@@ -122,7 +122,7 @@ async def test_misuse_is_found_in_the_worker(bench: Any) -> None:
     with pytest.raises(ValueError, match="262144 bytes pushed, 262139 are missing"):
         transfer.push(region, [Range(0, 256 * 1024)])
     with pytest.raises(ValueError, match="beyond the arena"):
-        transfer.push(region, [Range(64 * MIB - 1, 2)])
+        transfer.push(region, [Range(16 * MIB - 1, 2)])
     with pytest.raises(ValueError, match="not in the manifest"):
         transfer.push(Region(7, Kind.KV), [Range(0, 1)])
     assert await transfer.cancel() is False

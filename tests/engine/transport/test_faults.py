@@ -29,6 +29,8 @@ MIB = 1 << 20
 SLACK_S = 10.0
 #: For tests in which connections break but nobody is given up.
 PATIENT = Deadlines(give_up_s=20.0)
+#: For tests in which the peer is gone and how soon that is found does not matter.
+QUICK = Deadlines(peer_silence_s=0.5, give_up_s=0.7)
 
 
 async def start_half(bench: Any, sender: Any, peer: Peer, key: Key) -> tuple[Any, Any]:
@@ -63,7 +65,7 @@ async def fails(transfer: Any, match: str) -> float:
 
 async def test_receiver_dies_mid_layer(bench: Any) -> None:
     decoder, receiver = await bench.decoder()
-    sender = await bench.sender()
+    sender = await bench.sender(deadlines=QUICK)
     transfer, manifest = await start_half(bench, sender, Peer(*receiver.address), Key("r"))
     os.kill(receiver.pid, signal.SIGKILL)
     push_rest(bench, transfer)
@@ -77,7 +79,7 @@ async def test_receiver_dies_mid_layer(bench: Any) -> None:
 
 
 async def test_sender_dies_mid_layer(bench: Any) -> None:
-    decoder, receiver = await bench.decoder()
+    decoder, receiver = await bench.decoder(deadlines=QUICK)
     sender = await bench.sender()
     transfer, manifest = await start_half(bench, sender, Peer(*receiver.address), Key("r"))
     os.kill(sender.pid, signal.SIGKILL)

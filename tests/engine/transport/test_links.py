@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -17,6 +18,13 @@ from harness.links.probe import probe
 from harness.links.spec import parse_link
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="shaped links need root")
+
+
+@functools.cache
+def lossy_backend() -> str:
+    """The backend that can delay and lose, or an empty string."""
+    offers = probe()
+    return next((name for name in ("netem", "tun") if offers.available(name)), "")
 
 
 @contextlib.asynccontextmanager
@@ -44,9 +52,8 @@ async def worker(prefix: list[str], part: str, options: dict) -> AsyncIterator[A
 
 async def verdicts(link_table: dict, layers: int, layer_bytes: int) -> list[str]:
     """The verdicts that one transfer over a link of this specification went through."""
-    offers = await asyncio.to_thread(probe)
-    backend = next((b for b in ("netem", "tun") if offers.available(b)), None)
-    if backend is None:
+    backend = lossy_backend()
+    if not backend:
         pytest.skip("neither netem nor TUN here")
     table = {"backend": backend, **link_table}
     arena = {"arena_bytes": layers * layer_bytes}

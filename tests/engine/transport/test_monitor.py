@@ -136,10 +136,10 @@ def test_a_real_socket() -> None:
 
 async def test_slow_reader_is_named_through_the_client(bench: Any) -> None:
     """The proxy reads slowly with its receive buffer full: the window is the limit."""
-    _, receiver = await bench.decoder(64 << 20)
+    _, receiver = await bench.decoder()
     sender = await bench.sender(sample_s=0.02)
-    proxy = await bench.proxy(receiver, rate_bytes_s=4 << 20)
-    manifest = bench.manifest(4, kv=30 << 20, state=4096, chunk_bytes=256 * 1024)
+    proxy = await bench.proxy(receiver, rate_bytes_s=1 << 20)
+    manifest = bench.manifest(4, kv=7 << 20, state=4096, chunk_bytes=256 * 1024)
     peer = Peer("127.0.0.1", proxy.port)
     transfer = await sender.open(peer, Key("r"), manifest)
     bench.push_all(transfer)

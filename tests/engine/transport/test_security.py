@@ -21,6 +21,7 @@ from engine.transport.security import (
     server_context,
     why_not_allowed,
 )
+from engine.transport.timing import Deadlines
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +83,9 @@ async def test_strangers_do_not_get_in(bench: Any, certs: Path, tmp_path: Path) 
     make_authority(tmp_path)
     make_certificate(tmp_path, "prefill")
     decoder, receiver = await bench.decoder(security=identity(certs, "decode"))
-    plain = await bench.sender()
-    foreign = await bench.sender(security=identity(tmp_path, "prefill"))
+    quick = Deadlines(peer_silence_s=0.4, give_up_s=0.6)
+    plain = await bench.sender(deadlines=quick)
+    foreign = await bench.sender(deadlines=quick, security=identity(tmp_path, "prefill"))
     for sender in (plain, foreign):
         with pytest.raises(TransferFailed, match="not heard"):
             await sender.open(Peer(*receiver.address), Key("r"), bench.manifest())
