@@ -57,16 +57,16 @@ class Prices:
     """
 
     remote_price_per_s: float = parameter(
-        0.25, "price of remote prefill time, per second of mean work left there", least=0.0
+        0.15, "price of remote prefill time, per second of mean work left there", least=0.0
     )
     local_price_per_s: float = parameter(
-        0.6, "price of local prefill time, per second of least wait there", least=0.0
+        0.65, "price of local prefill time, per second of least wait there", least=0.0
     )
     link_price_per_s: float = parameter(
         0.5, "price of link time, per second that the link is behind the prefill", least=0.0
     )
     margin_s: float = parameter(
-        0.4, "how much later the local side may finish before the remote side is used", least=0.0
+        0.6, "how much later the local side may finish before the remote side is used", least=0.0
     )
 
     def remote_cost_s(self, found: Candidate, now_s: float) -> float:
