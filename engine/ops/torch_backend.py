@@ -13,6 +13,10 @@ from engine.ops.mla import mla_decode, mla_prefill
 from engine.ops.short_conv import conv_decode, conv_prefill
 
 
+_FEW_TOKENS = 32
+"""Up to here calls cost more than arithmetic does."""
+
+
 def initial_states(state: Tensor, rows: PrefillRows) -> Tensor:
     """State before each piece, [N, H, V, K]: its read slot's, or zero where a sequence begins.
 
@@ -62,4 +66,6 @@ class TorchOperators:
     def experts(
         self, x: Tensor, chosen: Tensor, picked: Tensor, weights: moe.ExpertWeights
     ) -> Tensor:
+        if x.shape[0] <= _FEW_TOKENS and chosen.numel() >= weights.gate_up.shape[0]:
+            return moe.experts_for_few(x, chosen, picked, weights)
         return moe.experts(x, chosen, picked, weights, moe.looped)

@@ -44,6 +44,13 @@ def test_experts_equal_one_token_at_a_time(weights, tokens, run):
     assert torch.allclose(actual, by_token(x, chosen, picked, weights), atol=1e-5)
 
 
+def test_every_expert_on_every_token_is_the_same_sum(weights):
+    x = torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(5))
+    chosen, picked = moe.route(x, weights, TOP_K, 2.446, True)
+    actual = moe.experts_for_few(x, chosen, picked, weights)
+    assert torch.allclose(actual, by_token(x, chosen, picked, weights), atol=1e-5)
+
+
 def test_correction_chooses_and_does_not_weigh(weights):
     x = torch.randn(20, HIDDEN)
     weights.correction[5] = 100.0
