@@ -98,7 +98,7 @@ class Scheduler:
 
         With `phases` = k, a sequence admitted at tick t gets a decode token every k ticks from
         there. A token then stands for many steps of the modelled system, and a sequence need not
-        wait for a whole one to be admitted. Half of its k ticks before a sequence's token is due,
+        wait for a whole one to be admitted. A quarter of its k ticks before a sequence's token is due,
         those of all are computed, each within its own k ticks, so that batches stay whole.
         """
         limits = self.limits
@@ -108,7 +108,7 @@ class Scheduler:
         preemptions = self.preemptions
         decoding = [sequence for sequence in self.running if sequence.decoding]
         pending = [] if computing else [s for s in decoding if s.ahead < 0]
-        if any(self._due_in(sequence, tick) <= limits.phases // 2 for sequence in pending):
+        if any(self._due_in(sequence, tick) <= limits.phases // 4 for sequence in pending):
             for sequence in pending:
                 budget -= self._add_token(sequence, items)
         due = [s for s in decoding if s.lease is not None and not self._due_in(s, tick)]

@@ -214,10 +214,10 @@ def test_phases_spread_a_decode_step():
         batches += [len(step.items)] if step.items else []
         for sequence in fed:
             ends.setdefault(sequence.id, []).append(tick + 1)
-    # Admitted at ticks 0, 1, 2: a token every four ticks from there, computed two ticks ahead at
+    # Admitted at ticks 0, 1, 2: a token every four ticks from there, computed a tick ahead at
     # the latest, together with those of others.
     assert ends == {"0": [4, 8], "1": [5, 9], "2": [6, 10]}
-    assert batches == [1, 2, 1]
+    assert batches == [2, 2]
 
 
 def test_what_can_never_fit_is_refused_at_once():
