@@ -39,6 +39,8 @@ def read_event(flight: Flight, payload: bytes, now: float) -> None:
 
 def read_whole(flight: Flight, body: bytes, now: float) -> None:
     """Take in an answer that came as one JSON document, received whole at `now`."""
+    if not body:
+        return
     try:
         answer = orjson.loads(body)
         choices = answer.get("choices") or ()

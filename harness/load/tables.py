@@ -137,7 +137,7 @@ class Batch:
 
 def _us(seconds: Floats) -> pa.Array:
     missing = np.isnan(seconds)
-    return pa.array(columns.to_us(seconds), mask=missing if missing.any() else None)
+    return pa.array(columns.to_us(np.nan_to_num(seconds)), mask=missing if missing.any() else None)
 
 
 def _optional(values: list[int | None]) -> pa.Array:
