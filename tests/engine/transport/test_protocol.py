@@ -318,6 +318,53 @@ def test_blocks_are_quarantined_while_a_lane_writes() -> None:
     assert net.aborted == [Key("r")]
 
 
+def granted_receiver(chunks: int) -> tuple[Receiver, Header, bytes]:
+    """A receiver with transfer 1 of one region granted; its first chunk's header; the offer."""
+    receiver = Receiver(22)
+    receiver.on_connected(11, "")
+    offer = Offer(Key("r"), make_manifest(chunks * CHUNK)).encode()
+    receiver.on_frame(0.0, 11, told(Type.OFFER, offer))
+    assert receiver.grant(0.0, (11, 1))
+    receiver.outbox.clear()
+    receiver.events.clear()
+    header = Header(Type.DATA, CHUNK, source=11, target=22, transfer=1, checksum=5)
+    return receiver, header, offer
+
+
+def told(type_: Type, body: bytes = b"") -> Frame:
+    return control_frame(type_, source=11, target=22, transfer=1, body=body)
+
+
+def test_bitmap_names_only_chunks_that_were_verified() -> None:
+    receiver, header, offer = granted_receiver(3)
+    here = receiver.begin_chunk(0.0, replace(header, chunk=1))
+    assert here is not None
+    receiver.end_chunk(0.0, here, 5)
+    assert receiver.begin_chunk(0.0, header) is not None  # still being written
+    receiver.on_frame(0.0, 11, told(Type.OFFER, offer))
+    ((_, frame),) = receiver.outbox
+    assert Grant.decode(frame.body).have == b"\x02"
+
+
+def test_copy_thrown_away_beside_one_that_breaks_is_asked_for_again() -> None:
+    receiver, header, _ = granted_receiver(1)
+    slot = receiver.begin_chunk(0.0, header)
+    assert slot is not None
+    assert receiver.begin_chunk(0.0, header) is None
+    receiver.end_chunk(0.0, slot, None)
+    ((_, frame),) = receiver.outbox
+    assert (frame.header.type, decode_numbers(frame.body)) == (Type.LOST, (0,))
+    assert receiver.begin_chunk(0.0, header) is not None
+
+
+def test_sender_drops_answers_of_another_life() -> None:
+    sender, transfer = granted_sender(1, credit_chunks=8)
+    sender.events.clear()
+    sender.on_frame(0.0, control_frame(Type.COMMITTED, source=21, target=11, transfer=transfer))
+    sender.on_frame(0.0, control_frame(Type.COMMITTED, source=22, target=10, transfer=transfer))
+    assert not sender.events
+
+
 def test_lost_answer_to_a_commit_is_answered_again() -> None:
     net = network()
     manifest = make_manifest(CHUNK)
