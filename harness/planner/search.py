@@ -16,6 +16,7 @@ from harness.planner.model import (
     local_stage,
     remote_stage,
 )
+from workloads.lengths import Empirical
 
 #: The coarse pass looks at every so many steps of the threshold grid.
 COARSE = 10
@@ -98,8 +99,9 @@ def best_threshold(
     """The threshold on the grid at which the prefill stages together sustain most (Eq 7).
 
     Fewer requests go remote as t grows, so Theta_prfaas / p rises and Theta_pd_p / (1 - p) falls:
-    their minimum has one peak. A coarse pass finds its cell, a fine pass the grid point. Of equals
-    the least is taken.
+    their minimum has one peak for a smooth distribution: a coarse pass finds its cell, a fine pass
+    the grid point. Steps of an empirical one can make more peaks, so every point is looked at. Of
+    equals the least is taken.
     """
     known = stages or _Stages(deployment, reading)
     grid = threshold_grid(deployment, step_tokens)
@@ -110,6 +112,8 @@ def best_threshold(
         )
 
     last = len(grid) - 1
+    if isinstance(deployment.lengths, Empirical):
+        return grid[best(range(last + 1))]
     coarse = best(sorted({*range(0, last, COARSE), last}))
     return grid[best(range(max(0, coarse - COARSE), min(last, coarse + COARSE) + 1))]
 
