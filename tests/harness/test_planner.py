@@ -42,7 +42,7 @@ from harness.planner.paper import reproduce
 from harness.planner.queueing import pool_queue
 from harness.planner.search import _Stages
 from harness.profiles import DecodeStep, load_profile
-from workloads.lengths import Empirical, TruncatedLogNormal
+from workloads.lengths import Empirical, Fixed, TruncatedLogNormal
 
 PAPER = Deployment(
     TruncatedLogNormal(), 1024, load_profile("1t-h20"), load_profile("1t-h200"), LinkModel(100)
