@@ -27,9 +27,9 @@ class LongTermRules:
     plan_interval_s: float = parameter(60.0, "how often the split is planned", least=0.001)
     window_s: float = parameter(600.0, "traffic that counts, for t too", least=0.001)
     least_gain: float = parameter(
-        0.04, "planned gain in capacity that a conversion must promise", least=0.0
+        0.02, "planned gain in capacity that a conversion must promise", least=0.0
     )
-    confirmations: int = parameter(2, "plans in a row that must agree on the direction", least=1)
+    confirmations: int = parameter(3, "plans in a row that must agree on the direction", least=1)
     pressure: float = parameter(
         0.7, "convert only when the offered rate is above this share of capacity", least=0.0
     )

@@ -141,8 +141,7 @@ def test_either_side_serves_alone(name: str) -> None:
 
 def test_parameters_are_named_typed_bounded_and_converted() -> None:
     assert policy_names() == sorted(
-        "balanced eft homogeneous least-loaded naive prfaas prfaas-static priced "
-        "uncached-threshold".split()
+        ["balanced", "eft", "homogeneous", "least-loaded", "naive", "prfaas", "prfaas-static", "priced", "uncached-threshold"]
     )
     scaled = make_policy("priced", 0, {"margin_s": 0.8}, Scale(time_scale=8.0))
     assert isinstance(scaled, Priced)

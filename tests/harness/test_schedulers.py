@@ -1,0 +1,223 @@
+"""The threshold follows the link without flapping; roles follow the traffic and never run out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from harness import clock
+from harness.experiment import load_experiment
+from harness.fleets.modelled import build_fleet, fluid_links
+from harness.planner.experiment import deployment_of
+from harness.policies.parameters import build
+from harness.policies.prfaas import Controls
+from harness.ports import LinkSignals, PrefillJob, Role
+from harness.scale import UNSCALED, Scale
+from harness.schedulers.long_term import LongTerm, LongTermRules
+from harness.schedulers.roles import Roles
+from harness.schedulers.short_term import ShortTerm, ShortTermRules
+from harness.schedulers.traffic import Traffic, TrafficWindow
+from harness.topology import PD, PRFAAS, build_view, instance_specs
+from harness.view import View
+from workloads.lengths import TruncatedLogNormal
+from workloads.request import Request
+
+PAPER = load_experiment("paper")
+DEPLOYMENT = deployment_of(PAPER)
+LENGTHS = tuple(TruncatedLogNormal().sample(np.random.default_rng(1), 4096, True).tolist())
+EGRESS = (PRFAAS, PD)
+
+
+def traffic(rate: float = 3.0, lengths: tuple[int, ...] = LENGTHS) -> Traffic:
+    return Traffic(rate, lengths, 1024.0)
+
+
+def view_of(n_prefill: int, n_decode: int, signals: LinkSignals) -> View:
+    full = PAPER.configurations[-1]
+    configuration = full.model_copy(update={"n_prefill": n_prefill, "n_decode": n_decode})
+    profiles = {PRFAAS: DEPLOYMENT.remote, PD: DEPLOYMENT.local}
+    return build_view(instance_specs(PAPER, configuration), profiles, {EGRESS: signals})
+
+
+def short_term(
+    signals: LinkSignals, controls: Controls, rules: ShortTermRules = ShortTermRules()
+) -> ShortTerm:
+    view = view_of(3, 5, signals)
+    return ShortTerm(rules, controls, view, EGRESS, DEPLOYMENT, lambda now_s: None, UNSCALED)
+
+
+def test_near_saturation_the_threshold_rises_and_falls_back_with_hysteresis() -> None:
+    signals, controls = LinkSignals(1.0, 8e9, 0.95), Controls(20_000)
+    scheduler = short_term(signals, controls)
+    for second in range(5):
+        scheduler.look(second)
+    assert controls.scarce
+    assert controls.in_force_tokens == pytest.approx(20_000 * 1.1**5)
+    risen = controls.in_force_tokens
+    signals.utilisation = 0.85  # between the levels: nothing moves
+    for second in range(5, 50):
+        scheduler.look(second)
+    assert controls.scarce and controls.in_force_tokens == risen
+    signals.utilisation = 0.5
+    for second in range(50, 100):
+        scheduler.look(second)
+    assert (controls.scarce, controls.congestion) == (False, 1.0)
+
+
+def test_a_backlog_alone_makes_it_scarce_and_the_rise_is_bounded() -> None:
+    signals, controls = LinkSignals(1.0, 8e9, 0.1, backlog_bytes=3e9), Controls(20_000)
+    scheduler = short_term(signals, controls)
+    for second in range(100):
+        scheduler.look(second)
+    assert controls.congestion == 4.0
+
+
+@pytest.mark.parametrize("start", [5_000.0, 60_000.0])
+def test_the_search_finds_the_planned_threshold_from_what_is_seen(start: float) -> None:
+    signals, controls, said = LinkSignals(1.0, 95.6e9, 0.1), Controls(start), []
+    scheduler = ShortTerm(
+        ShortTermRules(), controls, view_of(3, 5, signals), EGRESS, DEPLOYMENT,
+        lambda now_s: traffic(), UNSCALED, said.append,
+    )  # fmt: skip
+    scheduler.look(60.0)
+    assert controls.threshold_tokens == pytest.approx(19_600, abs=400)
+    assert said == [f"t {start:.0f} -> {controls.threshold_tokens:.0f}"]
+    # At 8 Gbps (7.65 of payload) the planner's own threshold is 25,300; 5 % are kept in reserve.
+    signals.rate_bps = 7.65e9
+    scheduler.look(61.0)
+    assert 25_300 < controls.threshold_tokens < 27_500
+
+
+def test_bandwidth_is_converted_to_the_modelled_systems() -> None:
+    """Emulated: eight times as fast, a thousandth of the bytes."""
+    signals = LinkSignals(1.0, rate_bps=100e9 * 8 / 1000)
+    view = view_of(3, 5, signals)
+    view.byte_scale = 1000.0
+    scheduler = ShortTerm(
+        ShortTermRules(), Controls(1.0), view, EGRESS, DEPLOYMENT,
+        lambda now_s: None, Scale(8.0, 64, 1000.0),
+    )  # fmt: skip
+    assert scheduler.bandwidth_gbps() == pytest.approx(100.0)
+
+
+def test_the_window_forgets_and_knows_its_rate() -> None:
+    window = TrafficWindow(10.0)
+    assert window.traffic(0.0) is None
+    for i in range(41):
+        window.note(i * 0.5, i, 100)
+    seen = window.traffic(20.0)
+    assert seen is not None
+    assert seen.incremental_tokens == tuple(range(20, 41))
+    assert seen.request_rate == pytest.approx(2.1)
+
+
+RULES = build(LongTermRules, {"conversion_s": 5.0})
+
+
+class Fleet:
+    """A modelled fleet with a long-term scheduler whose traffic is set by hand."""
+
+    def __init__(self, n_prefill: int, n_decode: int, rules: LongTermRules = RULES) -> None:
+        configuration = PAPER.configurations[-1].model_copy(
+            update={"n_prefill": n_prefill, "n_decode": n_decode}
+        )
+        profiles = {PRFAAS: DEPLOYMENT.remote, PD: DEPLOYMENT.local}
+        specs = instance_specs(PAPER, configuration)
+        self.fleet = build_fleet(specs, profiles, fluid_links(PAPER.link))
+        self.traffic: Traffic | None = traffic()
+        self.said: list[str] = []
+        self.roles = Roles(self.fleet.view, self.fleet.instances, PD, rules.conversion_s)
+        self.long = LongTerm(
+            rules, self.roles, lambda: 4, DEPLOYMENT, lambda now_s: self.traffic,
+            UNSCALED, lambda: 100.0, self.said.append,
+        )  # fmt: skip
+
+    async def plans(self, n: int) -> int:
+        """How many of `n` plans converted an instance."""
+        return sum([await self.long.plan(60.0 * i) for i in range(n)])
+
+
+@pytest.mark.parametrize(("wrong", "conversions"), [((6, 2), 3), ((1, 7), 2), ((3, 5), 0)])
+def test_roles_reach_the_planned_split_and_stay(wrong: tuple[int, int], conversions: int) -> None:
+    async def scenario() -> None:
+        fleet = Fleet(*wrong)
+        assert await fleet.plans(16) == conversions
+        assert fleet.roles.counts() == (3, 5)
+        assert await fleet.plans(10) == 0
+
+    clock.run(scenario())
+
+
+def test_a_wavering_plan_converts_nothing() -> None:
+    async def scenario() -> None:
+        fleet = Fleet(3, 5)
+        short = tuple(tokens // 8 for tokens in LENGTHS)
+        long = tuple(min(131_072, 4 * tokens) for tokens in LENGTHS)
+        for i in range(20):
+            fleet.traffic = traffic(5.0, short if i % 2 else long)
+            assert not await fleet.long.plan(60.0 * i)
+
+    clock.run(scenario())
+
+
+def test_without_pressure_or_samples_nothing_moves() -> None:
+    async def scenario() -> None:
+        fleet = Fleet(6, 2)
+        fleet.traffic = traffic(0.5)
+        assert await fleet.plans(5) == 0
+        fleet.traffic = traffic(3.0, LENGTHS[:10])
+        assert await fleet.plans(5) == 0
+        fleet.traffic = None
+        assert await fleet.plans(5) == 0
+
+    clock.run(scenario())
+
+
+@pytest.mark.parametrize("tokens", [128, 131_072])
+def test_never_below_one_instance_a_role(tokens: int) -> None:
+    async def scenario() -> None:
+        fleet = Fleet(1, 1)
+        fleet.traffic = traffic(50.0, (tokens,) * 500)
+        assert await fleet.plans(6) == 0
+        fleet = Fleet(2, 2)
+        fleet.traffic = traffic(50.0, (tokens,) * 500)
+        await fleet.plans(12)
+        assert min(fleet.roles.counts()) >= 1
+
+    clock.run(scenario())
+
+
+def test_conversion_drains_costs_its_time_and_moves_between_pools() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        fleet = Fleet(2, 2)
+        view, instances = fleet.fleet.view, fleet.fleet.instances
+        work = instances["pd-0"].prefill(
+            PrefillJob(Request(1, 0.0, 27_000, 1), 1, 0, 0, instances["pd-2"], None)
+        )
+        work_s = DEPLOYMENT.local.prefill_s(27_000)
+        assert await fleet.roles.convert("pd-0", Role.DECODE)
+        assert loop.time() == pytest.approx(work_s + 5.0)
+        assert work.done() and instances["pd-0"].role is Role.DECODE
+        assert fleet.roles.counts() == (1, 3)
+        assert view.prefill[PD].away == {view.prefill[PD].key_of["pd-0"]}
+        assert fleet.roles.least_busy(Role.PREFILL) is None
+        assert await fleet.roles.convert("pd-0", Role.PREFILL)
+        assert fleet.roles.counts() == (2, 2) and not view.prefill[PD].away
+
+    clock.run(scenario())
+
+
+def test_an_instance_lost_on_the_way_keeps_out_of_both_pools() -> None:
+    async def scenario() -> None:
+        fleet = Fleet(2, 2)
+        instance = fleet.fleet.instances["pd-0"]
+        converting = asyncio.ensure_future(fleet.roles.convert("pd-0", Role.DECODE))
+        await asyncio.sleep(0.0)
+        instance.crash()
+        assert not await converting
+        assert fleet.roles.counts() == (1, 2)
+
+    clock.run(scenario())
