@@ -125,15 +125,18 @@ def mla_decode(
     """One query a row: q [B, H, nope + rope]; latents as in `mla_prefill`. Returns [B, H, v]."""
     rank, page_tokens = w_uk.shape[-1], latents.shape[1]
     query = absorb_query(q, w_uk)
-    width = max(1, split_tokens // page_tokens)
+    flat = latents.view(-1, latents.shape[-1])
+    last = rows.context.unsqueeze(1) - 1
+    longest = rows.page_table.shape[1] * page_tokens
     parts = []
-    for at in range(0, rows.page_table.shape[1], width):
-        table = rows.page_table[:, at : at + width]
-        held = latents[table.long()].flatten(1, 2).to(q.dtype)
-        first = at * page_tokens
-        positions = torch.arange(first, first + held.shape[1], device=q.device)
-        unseen = (positions >= rows.context.unsqueeze(1)).unsqueeze(1)
-        # Zeroed, not only masked: whatever a freed page holds, 0 x NaN would reach the output.
-        held.masked_fill_(unseen.transpose(1, 2), 0)
+    for first in range(0, longest, split_tokens):
+        positions = torch.arange(first, min(first + split_tokens, longest), device=q.device)
+        # Past its context a row reads its own last token again: masking the scores is not enough,
+        # because 0 x NaN from a freed page would reach the output.
+        held_at = torch.minimum(positions, last)
+        index = rows.page_table.gather(1, held_at // page_tokens) * page_tokens
+        index += held_at % page_tokens
+        held = flat.index_select(0, index.flatten()).view(*index.shape, -1).to(q.dtype)
+        unseen = (positions > last).unsqueeze(1)
         parts.append(_attend(query, held, held[..., :rank], unseen))
     return release_output(_merge(parts), w_uv)

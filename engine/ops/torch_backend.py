@@ -12,7 +12,6 @@ from engine.ops.kda_inputs import KdaInputs
 from engine.ops.mla import mla_decode, mla_prefill
 from engine.ops.short_conv import conv_decode, conv_prefill
 
-
 _FEW_TOKENS = 32
 """Up to here calls cost more than arithmetic does."""
 
