@@ -63,8 +63,12 @@ def serve(options: WorkerOptions) -> int:
 
 
 async def _serve(options: WorkerOptions) -> int:
-    # The address first: that it is taken should show before seconds of loading.
+    # First what is cheap to find wrong: it should show before seconds of loading.
     listener = _listen(options)
+    context = None if options.security is None else server_context(options.security)
+    if options.socket is not None:
+        # The socket file's mode says who may use it.
+        context = None
     pacing = None if options.pacing is None else Pacing.read(options.pacing)
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[BaseException | None] = loop.create_future()
@@ -88,10 +92,6 @@ async def _serve(options: WorkerOptions) -> int:
         except TransportError as error:
             raise StartFailed(f"data plane on {options.data_host}: {error}") from error
         await runner.setup()
-        # The unix socket's file mode says who may use it; TCP is authenticated both ways.
-        context = None
-        if options.listen is not None and options.security is not None:
-            context = server_context(options.security)
         await web.SockSite(runner, listener, ssl_context=context).start()
         log.info("%s ready as %s", options.socket or options.listen, options.role)
         crash = await stop

@@ -248,6 +248,11 @@ async def test_a_killed_decode_worker_fails_the_transfer(owner, tmp_path):
         (["--pages", "0"], 2, "prfaas worker: --pages 0; 1 or more would do"),
         (["--data-host", "192.0.2.1"], 3, "prfaas worker: data plane on 192.0.2.1: "),
         (["--role", "cook"], 2, "invalid choice: 'cook'"),
+        (
+            ["--authority", "/no.pem", "--key", "/no.key", "--certificate", "/no.crt"],
+            2,
+            "prfaas worker: /no.crt: no such file",
+        ),
     ],
 )
 def test_a_start_that_fails_says_why_in_one_line(argv, status, line, owner):
