@@ -100,6 +100,7 @@ class EngineLoop:
         self._runner = runner
         self._jobs: dict[Sequence, Job] = {}
         self._computing: asyncio.Future[None] | None = None
+        self._bug: BaseException | None = None
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "engine", _limit_threads, (threads,))
 
@@ -128,6 +129,8 @@ class EngineLoop:
         scheduler = self.scheduler
         try:
             while True:
+                if self._bug is not None:
+                    raise self._bug
                 if self._computing is not None and scheduler.late(tick):
                     await self._computing
                 step = scheduler.schedule(tick, computing=self._computing is not None)
@@ -163,6 +166,7 @@ class EngineLoop:
                 job.notify()
         if step.items:
             self._computing = asyncio.ensure_future(self._compute(step))
+            self._computing.add_done_callback(self._computed)
             if phases == 1 or prompts:
                 await self._computing
         if pacing is not None:
@@ -177,6 +181,12 @@ class EngineLoop:
         for sequence in step.due:
             if sequence in self._jobs:
                 self._settle(self._jobs[sequence])
+
+    def _computed(self, computing: asyncio.Future[None]) -> None:
+        """A failure that `_compute` does not expect ends the loop, even if nobody awaits it."""
+        if not computing.cancelled() and (error := computing.exception()) is not None:
+            self._bug = error
+            self._wake.set()
 
     async def _compute(self, step: Step) -> None:
         """Run a step in the thread, and take its results over."""

@@ -490,3 +490,22 @@ async def test_paced_layers_leave_as_the_modelled_device_computes_them(
     decoded = await asyncio.gather(*(decode(d, name, 4) for name in prompts))
     assert decoded == [alone.generate(prompt, 4) for prompt in prompts.values()]
     await nothing_leaked(p, d)
+
+
+async def test_a_bug_in_the_accounting_ends_the_worker(start_worker, crashes):
+    pacing = Pacing.from_json(
+        {
+            "prefill": {"quadratic_s": [0.01, 0.0, 0.0]},
+            "decode": {"step_s": 0.04, "max_batch": 2, "phases": 4},
+        }
+    )
+    w = await start_worker(pacing)
+    await w.prefill(asks("r", prompt_of(20), None))
+    w.scheduler.absorb = lambda *_: 1 / 0
+    decoding = asyncio.create_task(decode(w, "r", 5))
+    async with asyncio.timeout(10):
+        while not crashes:
+            await asyncio.wait([decoding], timeout=0.01)
+    assert isinstance(crashes.pop(), ZeroDivisionError)
+    decoding.cancel()
+    await asyncio.gather(decoding, return_exceptions=True)
