@@ -12,10 +12,17 @@ finds what every holder has of it, however many there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from engine.cache.keys import keys_of_ids
 from engine.cache.pool import CacheEvent, Group
 from workloads.request import Request
+
+
+@lru_cache(maxsize=4096)
+def _salt(tenant: str) -> int:
+    """What `keys_of_ids` puts before each id: with it the key of block id 0."""
+    return keys_of_ids((0,), tenant)[0]
 
 
 class _Entries:
@@ -25,20 +32,20 @@ class _Entries:
     has half of the bound the old one goes. A lookup costs a dictionary access and no reordering.
     """
 
-    __slots__ = ("_half", "_old", "_young")
+    __slots__ = ("_half", "old", "young")
 
     def __init__(self, most: int) -> None:
         self._half = max(1, most // 2)
-        self._young: dict[int, int] = {}
-        self._old: dict[int, int] = {}
+        self.young: dict[int, int] = {}
+        self.old: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return len(self.young) + len(self.old)
 
     def get(self, key: int) -> int:
-        mask = self._young.get(key)
+        mask = self.young.get(key)
         if mask is None:
-            mask = self._old.pop(key, 0)
+            mask = self.old.pop(key, 0)
             if mask:
                 self._keep(key, mask)
         return mask
@@ -46,22 +53,22 @@ class _Entries:
     def set(self, key: int, mask: int) -> None:
         """`mask` 0 forgets the key."""
         if not mask:
-            self._young.pop(key, None)
-            self._old.pop(key, None)
-        elif key in self._young:
-            self._young[key] = mask
+            self.young.pop(key, None)
+            self.old.pop(key, None)
+        elif key in self.young:
+            self.young[key] = mask
         else:
-            self._old.pop(key, None)
+            self.old.pop(key, None)
             self._keep(key, mask)
 
     def _keep(self, key: int, mask: int) -> None:
-        if len(self._young) >= self._half:
-            self._old = self._young
-            self._young = {}
-        self._young[key] = mask
+        if len(self.young) >= self._half:
+            self.old = self.young
+            self.young = {}
+        self.young[key] = mask
 
     def clear_bits(self, bits: int) -> None:
-        for generation in (self._young, self._old):
+        for generation in (self.young, self.old):
             for key in [key for key, mask in generation.items() if mask & bits]:
                 mask = generation[key] & ~bits
                 if mask:
@@ -78,7 +85,6 @@ class _Found:
     def __init__(self, request: Request, version: int) -> None:
         self.request = request
         self.version = version
-        self.keys: list[int] = []
         self.joint: list[tuple[int, int]] = []
         self.kv: list[tuple[int, int]] = []
 
@@ -163,7 +169,8 @@ class PrefixDirectory:
         """Up to `most` instances of `cluster` that hold a prefix, the longest first."""
         if cluster in self._bit:
             return []
-        bits, found = self._cluster_bits.get(cluster, 0), []
+        bits = self._cluster_bits.get(cluster, 0)
+        found: list[tuple[str, int]] = []
         for depth, mask in self._walk(request).joint:
             mask &= bits
             while mask and len(found) < most:
@@ -189,25 +196,33 @@ class PrefixDirectory:
         found = self._found = _Found(request, self._version)
         if not request.block_tokens:
             return found
-        keys = found.keys = keys_of_ids(request.block_ids, request.tenant)
+        salt = _salt(request.tenant)
+        keys = [salt | block_id for block_id in request.block_ids]
         full = min(len(keys), request.input_tokens // request.block_tokens)
         usable = min(full, (request.input_tokens - 1) // request.block_tokens)
         alive = -1
+        # Almost every key is young, and most blocks have no state: look without a call. (Generations
+        # may change on the way; what is in neither of these then is found by the call.)
+        young_kv, young_states, old_states = self._kv.young, self._states.young, self._states.old
         get_kv, get_state = self._kv.get, self._states.get
         joint: list[tuple[int, int]] = []
         kv: list[tuple[int, int]] = []
-        for depth in range(1, full + 1):
-            key = keys[depth - 1]
-            still = alive & get_kv(key)
+        depth = 0
+        for key in keys[:full]:
+            depth += 1
+            mask = young_kv.get(key)
+            still = alive & (get_kv(key) if mask is None else mask)
             if still != alive and depth > 1:
                 kv.append((depth - 1, alive & ~still))
             alive = still
             if not alive:
                 break
             if depth <= usable:
-                state = alive & get_state(key)
-                if state:
-                    joint.append((depth, state))
+                mask = young_states.get(key)
+                if mask is None and key in old_states:
+                    mask = get_state(key)
+                if mask and mask & alive:
+                    joint.append((depth, mask & alive))
         else:
             if full:
                 kv.append((full, alive))

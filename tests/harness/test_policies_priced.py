@@ -140,9 +140,10 @@ def test_either_side_serves_alone(name: str) -> None:
 
 
 def test_parameters_are_named_typed_bounded_and_converted() -> None:
-    assert policy_names() == sorted(
-        ["balanced", "eft", "homogeneous", "least-loaded", "naive", "prfaas", "prfaas-static", "priced", "uncached-threshold"]
-    )
+    assert policy_names() == [
+        "balanced", "eft", "homogeneous", "least-loaded", "naive", "prfaas", "prfaas-static",
+        "priced", "uncached-threshold",
+    ]  # fmt: skip
     scaled = make_policy("priced", 0, {"margin_s": 0.8}, Scale(time_scale=8.0))
     assert isinstance(scaled, Priced)
     assert (scaled.prices.margin_s, scaled.prices.local_price_per_s) == (0.1, 5.2)
