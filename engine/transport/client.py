@@ -17,72 +17,35 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.transport.arena import SharedArena
+from engine.transport.callbacks import Arrival, Callbacks, Destinations, Refusal, TransferStats
 from engine.transport.errors import PlaneLost, TransferFailed, TransferRefused
+from engine.transport.incoming import Handle
 from engine.transport.ipc import Message, MessageReader, encode
 from engine.transport.messages import Key, Manifest, check_size
 from engine.transport.outbound import Peer
-from engine.transport.receiver import Handle
 from engine.transport.regions import RangeList, Region
 from engine.transport.settings import Settings
+
+__all__ = [
+    "Arrival",
+    "Callbacks",
+    "DataPlane",
+    "Destinations",
+    "Refusal",
+    "Transfer",
+    "TransferStats",
+]
 
 BEAT_S = 0.2
 START_TIMEOUT_S = 20.0
 #: Samples and audit rows kept until they are fetched; the oldest give way.
 KEPT_ROWS = 65_536
-
-Destinations = Mapping[Region, Sequence[Sequence[int]]]
-
-
-class Refusal(Exception):
-    """Raised by `on_offer` to refuse a transfer. `retryable`: another time or place may do."""
-
-    def __init__(self, reason: str, retryable: bool = True) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.retryable = retryable
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A verified cache, as its sender committed it."""
-
-    manifest: Manifest
-    first_token: int
-    meta: Mapping[str, Any]
-    identity: str
-
-
-@dataclass(frozen=True, slots=True)
-class Callbacks:
-    """What a receiving worker does. Once `on_offer` has returned, exactly one of the others ends
-    the matter: `on_commit` returning, or `on_abort`.
-
-    on_offer: reserve memory for every region of the manifest, all or nothing, in bounded time;
-      returns the ranges of each. Raise `Refusal` where it cannot be. Cancelled when the sender no
-      longer wants it: then nothing may stay reserved.
-    on_commit: the cache is whole; take it over. An exception rejects it, and `on_abort` follows.
-    on_abort: nobody writes there any more; free it.
-    """
-
-    on_offer: Callable[[Key, Manifest], Awaitable[Destinations]]
-    on_commit: Callable[[Key, Arrival], Awaitable[None]]
-    on_abort: Callable[[Key], None]
-
-
-@dataclass(frozen=True, slots=True)
-class TransferStats:
-    """wire_bytes: headers and resends included. seconds: from offer to commit. resent: chunks."""
-
-    wire_bytes: int
-    seconds: float
-    resent: int
-    digest: int
 
 
 class Transfer:

@@ -15,9 +15,10 @@ from engine.transport.arena import SharedArena
 from engine.transport.control import BROKEN, Control
 from engine.transport.errors import FrameError
 from engine.transport.frames import Frame, Type, control_frame
+from engine.transport.incoming import Aborted, Handle, ReceiverEvent
 from engine.transport.lanes import ReceiveState, receive_lane, wire_size
 from engine.transport.messages import Hello, Manifest, Reason
-from engine.transport.receiver import Aborted, Handle, Receiver, ReceiverEvent
+from engine.transport.receiver import Receiver
 from engine.transport.regions import RangeList, Region
 from engine.transport.security import peer_identity, why_not_allowed
 from engine.transport.settings import Settings

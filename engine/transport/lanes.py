@@ -23,10 +23,12 @@ from engine.transport.frames import (
     decode_header,
     encode_header,
 )
+from engine.transport.incoming import Handle
 from engine.transport.messages import Manifest
-from engine.transport.receiver import Handle, Receiver
+from engine.transport.outgoing import ChunkTask
+from engine.transport.receiver import Receiver
 from engine.transport.regions import Range, RangeList, Region
-from engine.transport.sender import ChunkTask, Sender
+from engine.transport.sender import Sender
 from engine.transport.sockets import receive_views, send_views, sever
 
 #: Small chunks are sent together, up to so many bytes and chunks at a time.

@@ -20,10 +20,12 @@ from engine.transport.frames import (
     encode_frame,
     encode_header,
 )
+from engine.transport.incoming import Aborted, Handle, Offered, Verified, Withdrawn
 from engine.transport.messages import Key, Manifest
-from engine.transport.receiver import Aborted, Handle, Offered, Receiver, Verified, Withdrawn
+from engine.transport.outgoing import Ended, Granted
+from engine.transport.receiver import Receiver
 from engine.transport.regions import Region
-from engine.transport.sender import Ended, Granted, Sender
+from engine.transport.sender import Sender
 
 LANES = 3
 

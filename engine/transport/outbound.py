@@ -17,9 +17,10 @@ from engine.transport.frames import Frame, Type, control_frame
 from engine.transport.lanes import SendLane, SendState, Source
 from engine.transport.messages import Hello, Key, Manifest, Reason
 from engine.transport.monitor import LinkMonitor, LinkSample, TcpInfo, read_tcp_info
+from engine.transport.outgoing import Ended, SenderEvent
 from engine.transport.regions import Kind, RangeList, Region
 from engine.transport.security import peer_identity
-from engine.transport.sender import Sender, SenderEvent
+from engine.transport.sender import Sender
 from engine.transport.settings import Settings
 from engine.transport.sockets import dial, read_frame, sever, write_frame
 
@@ -167,7 +168,7 @@ class Session:
             events = list(sender.events)
             sender.events.clear()
             for event in events:
-                if hasattr(event, "committed"):
+                if isinstance(event, Ended):
                     state.sources.pop(event.transfer, None)
         return events
 

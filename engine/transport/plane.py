@@ -26,10 +26,7 @@ from engine.transport.arena import SharedArena
 from engine.transport.audit import audit_row
 from engine.transport.control import Control, Pipe
 from engine.transport.inbound import Inbound
-from engine.transport.ipc import Message, MessageReader, encode, send
-from engine.transport.messages import Key, Manifest
-from engine.transport.outbound import Peer, Session
-from engine.transport.receiver import (
+from engine.transport.incoming import (
     Aborted,
     Denied,
     Handle,
@@ -38,9 +35,12 @@ from engine.transport.receiver import (
     Verified,
     Withdrawn,
 )
+from engine.transport.ipc import Message, MessageReader, encode, send
+from engine.transport.messages import Key, Manifest
+from engine.transport.outbound import Peer, Session
+from engine.transport.outgoing import Granted, SenderEvent
 from engine.transport.regions import Kind, RangeList, Region
 from engine.transport.security import client_context, server_context
-from engine.transport.sender import Granted, SenderEvent
 from engine.transport.settings import Settings
 from engine.transport.sockets import is_loopback
 

@@ -15,11 +15,25 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from engine.transport.errors import FrameError
 from engine.transport.frames import Frame, Header, Type, control_frame
+from engine.transport.incoming import (
+    HERE,
+    NOTHING,
+    WRITING,
+    Aborted,
+    Denied,
+    Handle,
+    Incoming,
+    IncomingState,
+    Offered,
+    Past,
+    ReceiverEvent,
+    Slot,
+    Verified,
+    Withdrawn,
+)
 from engine.transport.messages import (
     MAX_LISTED,
     Commit,
@@ -34,110 +48,6 @@ from engine.transport.messages import (
 from engine.transport.regions import ChunkPlan, Kind, Region
 from engine.transport.timing import Deadlines, Limits
 from engine.transport.verify import digest_of
-
-#: A transfer at the receiver: (the sender's incarnation, the sender's number of the transfer).
-Handle = tuple[int, int]
-_NOTHING, _WRITING, _HERE = 0, 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """Reserve memory for the whole manifest, then `grant` or `refuse`."""
-
-    handle: Handle
-    key: Key
-    manifest: Manifest
-    identity: str
-
-
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """An offer is void before it was answered: stop reserving."""
-
-    handle: Handle
-    key: Key
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """The cache is whole and its digest agrees: `admit` or `reject` it."""
-
-    handle: Handle
-    key: Key
-    manifest: Manifest
-    commit: Commit
-    identity: str
-
-
-@dataclass(frozen=True, slots=True)
-class Aborted:
-    """A granted transfer ended without admission; its memory may be reused now."""
-
-    handle: Handle
-    key: Key
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Denied:
-    """The peer was not authorised to send this cache; it was refused. For the audit only."""
-
-    handle: Handle
-    key: Key
-    manifest: Manifest
-    identity: str
-    reason: str
-
-
-ReceiverEvent = Denied | Offered | Withdrawn | Verified | Aborted
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where a chunk goes: bytes [start, start + size) of `region` of the transfer `handle`."""
-
-    handle: Handle
-    number: int
-    region: Region
-    start: int
-    size: int
-    checksum: int
-
-
-class _State(Enum):
-    OFFERED = auto()
-    GRANTED = auto()
-    ADMITTING = auto()
-    ABORTING = auto()
-
-
-@dataclass(slots=True)
-class _Incoming:
-    handle: Handle
-    key: Key
-    manifest: Manifest
-    plan: ChunkPlan
-    identity: str
-    lease_until_s: float
-    state: _State = _State.OFFERED
-    chunks: bytearray = field(default_factory=bytearray)
-    checksums: array[int] = field(default_factory=lambda: array("Q"))
-    here: int = 0
-    writers: int = 0
-    commit: Commit | None = None
-    answer: Type = Type.ABORTED
-    reason: Reason = field(default_factory=lambda: Reason(""))
-    since_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Past:
-    """How a transfer ended, kept to answer frames that come again."""
-
-    key: Key
-    answer: Type
-    reason: Reason
 
 
 class Receiver:
@@ -161,8 +71,8 @@ class Receiver:
         self._authorise = authorise
         self._wire_size = wire_size
         self._identities: dict[int, str] = {}
-        self._transfers: dict[Handle, _Incoming] = {}
-        self._past: OrderedDict[Handle, _Past] = OrderedDict()
+        self._transfers: dict[Handle, Incoming] = {}
+        self._past: OrderedDict[Handle, Past] = OrderedDict()
         self._newest: OrderedDict[str, int] = OrderedDict()
         self._acks: dict[Handle, list[int]] = {}
         self._unacked_bytes = 0
@@ -205,16 +115,16 @@ class Receiver:
     def tick(self, now: float) -> None:
         """Leases that ended, answers that did not come."""
         for transfer in list(self._transfers.values()):
-            if transfer.state in (_State.OFFERED, _State.GRANTED):
+            if transfer.state in (IncomingState.OFFERED, IncomingState.GRANTED):
                 if now > transfer.lease_until_s:
                     self._abort(transfer, Type.ABORTED, Reason("the sender's lease ended"))
                 elif (
-                    transfer.state is _State.OFFERED
+                    transfer.state is IncomingState.OFFERED
                     and now - transfer.since_s > self._deadlines.grant_s
                 ):
                     self._refuse_open(transfer, Reason("no memory was reserved in time"))
             elif (
-                transfer.state is _State.ADMITTING
+                transfer.state is IncomingState.ADMITTING
                 and now - transfer.since_s > self._deadlines.admit_s
             ):
                 self._abort(transfer, Type.ABORTED, Reason("the cache was not admitted in time"))
@@ -244,12 +154,12 @@ class Receiver:
     def grant(self, now: float, handle: Handle) -> bool:
         """Memory for the whole transfer is reserved. False: nobody wants it any more, free it."""
         transfer = self._transfers.get(handle)
-        if transfer is None or transfer.state is not _State.OFFERED:
+        if transfer is None or transfer.state is not IncomingState.OFFERED:
             return False
         # Not before: an offer must cost its receiver next to nothing.
         transfer.chunks = bytearray(transfer.plan.count)
         transfer.checksums = array("Q", bytes(8 * transfer.plan.count))
-        transfer.state = _State.GRANTED
+        transfer.state = IncomingState.GRANTED
         transfer.since_s = now
         # The wait for memory must not eat the lease.
         transfer.lease_until_s = max(transfer.lease_until_s, now + self._deadlines.give_up_s)
@@ -259,13 +169,13 @@ class Receiver:
     def refuse(self, handle: Handle, text: str, retryable: bool = True) -> None:
         """No memory will be reserved."""
         transfer = self._transfers.get(handle)
-        if transfer is not None and transfer.state is _State.OFFERED:
+        if transfer is not None and transfer.state is IncomingState.OFFERED:
             self._refuse_open(transfer, Reason(text, retryable), withdraw=False)
 
     def admit(self, handle: Handle) -> bool:
         """The application took the cache over. False: it came too late, the transfer is aborted."""
         transfer = self._transfers.get(handle)
-        if transfer is None or transfer.state is not _State.ADMITTING:
+        if transfer is None or transfer.state is not IncomingState.ADMITTING:
             return False
         del self._transfers[handle]
         self._remember(transfer, Type.COMMITTED, Reason(""))
@@ -275,13 +185,13 @@ class Receiver:
     def reject(self, handle: Handle, text: str) -> None:
         """The application does not take the cache; `Aborted` follows."""
         transfer = self._transfers.get(handle)
-        if transfer is not None and transfer.state is _State.ADMITTING:
+        if transfer is not None and transfer.state is IncomingState.ADMITTING:
             self._abort(transfer, Type.ABORTED, Reason(text))
 
     def abort(self, handle: Handle, text: str) -> None:
         """Give a granted transfer up from this side; `Aborted` follows."""
         transfer = self._transfers.get(handle)
-        if transfer is not None and transfer.state is not _State.ABORTING:
+        if transfer is not None and transfer.state is not IncomingState.ABORTING:
             self._abort(transfer, Type.ABORTED, Reason(text))
 
     # --- what lanes ask ----------------------------------------------------------------------
@@ -306,13 +216,13 @@ class Receiver:
         expected = self._wire_size(transfer.manifest, region.kind, size)
         if header.body_bytes != expected:
             raise FrameError(f"chunk of {header.body_bytes} bytes, the manifest says {expected}")
-        if transfer.state is not _State.GRANTED:
+        if transfer.state is not IncomingState.GRANTED:
             return None
-        if transfer.chunks[number] != _NOTHING:
-            if transfer.chunks[number] == _HERE:
+        if transfer.chunks[number] != NOTHING:
+            if transfer.chunks[number] == HERE:
                 self._ack(handle, number)  # the acknowledgement may have been lost
             return None
-        transfer.chunks[number] = _WRITING
+        transfer.chunks[number] = WRITING
         transfer.writers += 1
         transfer.lease_until_s = now + self._deadlines.give_up_s
         return Slot(handle, number, region, start, size, header.checksum)
@@ -323,18 +233,18 @@ class Receiver:
         transfer = self._transfers[slot.handle]
         transfer.writers -= 1
         if checksum == slot.checksum:
-            transfer.chunks[slot.number] = _HERE
+            transfer.chunks[slot.number] = HERE
             transfer.checksums[slot.number] = checksum
             transfer.here += 1
             self._ack(slot.handle, slot.number)
             self._unacked_bytes += slot.size
         else:
-            transfer.chunks[slot.number] = _NOTHING
-            if transfer.state is _State.GRANTED:
+            transfer.chunks[slot.number] = NOTHING
+            if transfer.state is IncomingState.GRANTED:
                 # Also after a broken connection: another copy of the chunk may have been thrown
                 # away while this one was being written.
                 self._ask_again(transfer, Type.LOST if checksum is None else Type.NACK, slot.number)
-        if transfer.state is _State.ABORTING:
+        if transfer.state is IncomingState.ABORTING:
             self._maybe_release(transfer)
         else:
             self._maybe_verify(now, transfer)
@@ -357,7 +267,7 @@ class Receiver:
     def _ack(self, handle: Handle, number: int) -> None:
         self._acks.setdefault(handle, []).append(number)
 
-    def _ask_again(self, transfer: _Incoming, type_: Type, number: int) -> None:
+    def _ask_again(self, transfer: Incoming, type_: Type, number: int) -> None:
         source, id_ = transfer.handle
         self._emit(source, type_, id_, transfer.key.attempt, encode_numbers([number]))
 
@@ -385,7 +295,7 @@ class Receiver:
             if known.key != key or known.manifest != offer.manifest:
                 raise FrameError("an offer changed its manifest")
             self._renew(now, handle)
-            if known.state in (_State.GRANTED, _State.ADMITTING):
+            if known.state in (IncomingState.GRANTED, IncomingState.ADMITTING):
                 self._send_grant(known)
             return
         identity = self._identities.get(source, "")
@@ -403,23 +313,26 @@ class Receiver:
             return
         for other in list(self._transfers.values()):
             # One whose commit is being answered ends by that answer, not by this offer.
-            if other.key.request_id == key.request_id and other.state is not _State.ADMITTING:
+            if (
+                other.key.request_id == key.request_id
+                and other.state is not IncomingState.ADMITTING
+            ):
                 self._abort(other, Type.ABORTED, Reason("a later attempt was offered"))
         self._newest[key.request_id] = key.attempt
         self._newest.move_to_end(key.request_id)
         while len(self._newest) > self._limits.remembered:
             self._newest.popitem(last=False)
         plan = ChunkPlan(manifest.regions, manifest.chunk_bytes)
-        transfer = _Incoming(
+        transfer = Incoming(
             handle, key, manifest, plan, identity, now + self._deadlines.give_up_s, since_s=now
         )
         self._transfers[handle] = transfer
         self.events.append(Offered(handle, key, manifest, identity))
 
-    def _send_grant(self, transfer: _Incoming) -> None:
+    def _send_grant(self, transfer: Incoming) -> None:
         have = bytearray(-(-transfer.plan.count // 8))
         for number, state in enumerate(transfer.chunks):
-            if state == _HERE:
+            if state == HERE:
                 have[number >> 3] |= 1 << (number & 7)
         source, id_ = transfer.handle
         body = Grant(self._limits.credit_bytes, bytes(have)).encode()
@@ -433,7 +346,7 @@ class Receiver:
         transfer = self._transfers.get(handle)
         if (
             transfer is None
-            or transfer.state is not _State.GRANTED
+            or transfer.state is not IncomingState.GRANTED
             or header.attempt != transfer.key.attempt
         ):
             return
@@ -444,8 +357,8 @@ class Receiver:
     def _on_cancel(self, now: float, handle: Handle, attempt: int) -> None:
         past = self._past.get(handle)
         transfer = self._transfers.get(handle)
-        if transfer is not None and transfer.state is not _State.ADMITTING:
-            if transfer.state is not _State.ABORTING:
+        if transfer is not None and transfer.state is not IncomingState.ADMITTING:
+            if transfer.state is not IncomingState.ABORTING:
                 self._abort(transfer, Type.CANCELLED, Reason("cancelled by the sender"))
             transfer.answer = Type.CANCELLED
         elif past is not None and past.answer is Type.COMMITTED:
@@ -454,9 +367,9 @@ class Receiver:
             self._emit(handle[0], Type.CANCELLED, handle[1], attempt)
         # ADMITTING: the commit came first; its answer ends the transfer.
 
-    def _maybe_verify(self, now: float, transfer: _Incoming) -> None:
+    def _maybe_verify(self, now: float, transfer: Incoming) -> None:
         if (
-            transfer.state is not _State.GRANTED
+            transfer.state is not IncomingState.GRANTED
             or transfer.commit is None
             or transfer.here < transfer.plan.count
         ):
@@ -464,7 +377,7 @@ class Receiver:
         if digest_of(transfer.checksums) != transfer.commit.digest:
             self._abort(transfer, Type.ABORTED, Reason("the digest of the whole cache differs"))
             return
-        transfer.state = _State.ADMITTING
+        transfer.state = IncomingState.ADMITTING
         transfer.since_s = now
         self.events.append(
             Verified(
@@ -477,43 +390,43 @@ class Receiver:
         )
 
     def _refuse_new(self, handle: Handle, key: Key, reason: Reason) -> None:
-        self._past[handle] = _Past(key, Type.REFUSE, reason)
+        self._past[handle] = Past(key, Type.REFUSE, reason)
         self._trim()
         self._emit(handle[0], Type.REFUSE, handle[1], key.attempt, reason.encode())
 
-    def _refuse_open(self, transfer: _Incoming, reason: Reason, withdraw: bool = True) -> None:
+    def _refuse_open(self, transfer: Incoming, reason: Reason, withdraw: bool = True) -> None:
         del self._transfers[transfer.handle]
         if withdraw:
             self.events.append(Withdrawn(transfer.handle, transfer.key, reason.text))
         self._refuse_new(transfer.handle, transfer.key, reason)
 
-    def _abort(self, transfer: _Incoming, answer: Type, reason: Reason) -> None:
-        if transfer.state is _State.ABORTING:
+    def _abort(self, transfer: Incoming, answer: Type, reason: Reason) -> None:
+        if transfer.state is IncomingState.ABORTING:
             return
         transfer.answer, transfer.reason = answer, reason
-        if transfer.state is _State.OFFERED:
+        if transfer.state is IncomingState.OFFERED:
             del self._transfers[transfer.handle]
             self.events.append(Withdrawn(transfer.handle, transfer.key, reason.text))
             self._finish(transfer)
             return
-        transfer.state = _State.ABORTING
+        transfer.state = IncomingState.ABORTING
         self._maybe_release(transfer)
 
-    def _maybe_release(self, transfer: _Incoming) -> None:
+    def _maybe_release(self, transfer: Incoming) -> None:
         if transfer.writers:
             return
         del self._transfers[transfer.handle]
         self.events.append(Aborted(transfer.handle, transfer.key, transfer.reason.text))
         self._finish(transfer)
 
-    def _finish(self, transfer: _Incoming) -> None:
+    def _finish(self, transfer: Incoming) -> None:
         self._remember(transfer, transfer.answer, transfer.reason)
         source, id_ = transfer.handle
         self._emit(source, transfer.answer, id_, transfer.key.attempt, transfer.reason.encode())
 
-    def _remember(self, transfer: _Incoming, answer: Type, reason: Reason) -> None:
+    def _remember(self, transfer: Incoming, answer: Type, reason: Reason) -> None:
         self._acks.pop(transfer.handle, None)
-        self._past[transfer.handle] = _Past(transfer.key, answer, reason)
+        self._past[transfer.handle] = Past(transfer.key, answer, reason)
         self._trim()
 
     def _trim(self) -> None:

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from engine.transport.frames import Frame, Header, Type, control_frame
 from engine.transport.messages import (
@@ -27,95 +25,17 @@ from engine.transport.messages import (
     decode_numbers,
     encode_numbers,
 )
+from engine.transport.outgoing import (
+    ChunkTask,
+    Ended,
+    Granted,
+    Outgoing,
+    OutgoingState,
+    SenderEvent,
+)
 from engine.transport.regions import ChunkPlan, Region
 from engine.transport.timing import Deadlines, Limits
 from engine.transport.verify import digest_of
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkTask:
-    """One chunk for a lane to send: bytes [start, start + size) of `region`."""
-
-    transfer: int
-    attempt: int
-    number: int
-    region: Region
-    index: int
-    start: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """The receiver has reserved memory for the whole transfer."""
-
-    transfer: int
-    key: Key
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The last event of a transfer. `committed`: the receiver admitted the whole, verified cache.
-
-    wire_bytes: header and body bytes given to the network, resends included. resent: chunks sent
-    more than once. digest: what both ends agree the bytes were.
-    """
-
-    transfer: int
-    key: Key
-    committed: bool
-    reason: str
-    retryable: bool
-    refused: bool
-    wire_bytes: int
-    resent: int
-    digest: int
-    started_s: float
-    ended_s: float
-
-
-SenderEvent = Granted | Ended
-
-
-class _State(Enum):
-    OFFERED = auto()
-    GRANTED = auto()
-    CANCELLING = auto()
-    ENDING = auto()
-
-
-@dataclass(slots=True)
-class _Outgoing:
-    id: int
-    key: Key
-    manifest: Manifest
-    plan: ChunkPlan
-    started_s: float
-    state: _State = _State.OFFERED
-    granted_once: bool = False
-    available: dict[Region, int] = field(default_factory=dict)
-    ready: deque[int] = field(default_factory=deque)
-    in_flight: dict[int, int] = field(default_factory=dict)  # chunk -> lane
-    in_flight_bytes: int = 0
-    acked: bytearray = field(default_factory=bytearray)
-    acked_count: int = 0
-    unacked_bytes: int = 0  # pushed, not yet acknowledged
-    hashed: bytearray = field(default_factory=bytearray)
-    hashed_count: int = 0
-    checksums: array[int] = field(default_factory=lambda: array("Q"))
-    corrupt: dict[int, int] = field(default_factory=dict)  # chunk -> times found corrupt
-    credit_bytes: int = 0
-    commit: tuple[int, dict] | None = None  # first_token, meta
-    commit_sent: bool = False
-    digest: int = 0
-    readers: int = 0  # lanes that read from the source memory now
-    wire_bytes: int = 0
-    resent: int = 0
-    committed: bool = False
-    refused: bool = False
-    reason: str = ""
-    retryable: bool = True
-    waiting_since_s: float = 0.0
 
 
 class Sender:
@@ -134,7 +54,7 @@ class Sender:
         self.trouble = ""
         self._deadlines = deadlines
         self._limits = limits
-        self._transfers: dict[int, _Outgoing] = {}
+        self._transfers: dict[int, Outgoing] = {}
         self._next_id = 1
         self._pinged_s = float("-inf")
         self._lane_progress: dict[int, float] = {}
@@ -146,7 +66,7 @@ class Sender:
         grant. Raises ValueError for a manifest out of bounds."""
         manifest.validate()
         plan = ChunkPlan(manifest.regions, manifest.chunk_bytes)
-        transfer = _Outgoing(self._next_id, key, manifest, plan, started_s=now, waiting_since_s=now)
+        transfer = Outgoing(self._next_id, key, manifest, plan, started_s=now, waiting_since_s=now)
         transfer.acked = bytearray(plan.count)
         transfer.hashed = bytearray(plan.count)
         transfer.checksums = array("Q", bytes(8 * plan.count))
@@ -163,7 +83,7 @@ class Sender:
         """`size` further bytes of `region` are final and readable. Raises ValueError beyond the
         manifest; a transfer that has ended ignores it."""
         transfer = self._transfers.get(transfer_id)
-        if transfer is None or transfer.state is _State.ENDING:
+        if transfer is None or transfer.state is OutgoingState.ENDING:
             return
         before = transfer.available.get(region)
         if before is None:
@@ -183,7 +103,7 @@ class Sender:
     def commit(self, now: float, transfer_id: int, first_token: int, meta: dict) -> None:
         """Everything is pushed. Raises ValueError where regions are short."""
         transfer = self._transfers.get(transfer_id)
-        if transfer is None or transfer.state is _State.ENDING:
+        if transfer is None or transfer.state is OutgoingState.ENDING:
             return
         for item in transfer.manifest.regions:
             if transfer.available[item.region] != item.size_bytes:
@@ -198,9 +118,9 @@ class Sender:
     def cancel(self, now: float, transfer_id: int, reason: str = "cancelled by the sender") -> None:
         """Stop sending; `Ended` follows when the receiver has let go of its blocks (or is lost)."""
         transfer = self._transfers.get(transfer_id)
-        if transfer is None or transfer.state in (_State.CANCELLING, _State.ENDING):
+        if transfer is None or transfer.state in (OutgoingState.CANCELLING, OutgoingState.ENDING):
             return
-        transfer.state = _State.CANCELLING
+        transfer.state = OutgoingState.CANCELLING
         transfer.reason = reason
         transfer.retryable = False
         transfer.ready.clear()
@@ -226,7 +146,7 @@ class Sender:
         if not self.connected:
             return None
         for transfer in self._transfers.values():
-            if transfer.state is not _State.GRANTED:
+            if transfer.state is not OutgoingState.GRANTED:
                 continue
             while transfer.ready:
                 number = transfer.ready[0]
@@ -279,7 +199,7 @@ class Sender:
         for transfer in self._transfers.values():
             for number in sorted(n for n, owner in transfer.in_flight.items() if owner == lane):
                 self._forget_flight(transfer, number)
-                if transfer.state is _State.GRANTED:
+                if transfer.state is OutgoingState.GRANTED:
                     transfer.ready.appendleft(number)
 
     # --- the control connection --------------------------------------------------------------
@@ -293,14 +213,14 @@ class Sender:
         self.heard_s = now
         self.trouble = ""
         for transfer in list(self._transfers.values()):
-            if transfer.state is _State.ENDING:
+            if transfer.state is OutgoingState.ENDING:
                 continue
-            if restarted and (transfer.granted_once or transfer.state is _State.CANCELLING):
+            if restarted and (transfer.granted_once or transfer.state is OutgoingState.CANCELLING):
                 self._end(now, transfer, "the receiver was restarted", retryable=True)
-            elif transfer.state is _State.CANCELLING:
+            elif transfer.state is OutgoingState.CANCELLING:
                 self._emit(Type.CANCEL, transfer)
             else:
-                transfer.state = _State.OFFERED
+                transfer.state = OutgoingState.OFFERED
                 transfer.commit_sent = False
                 self._offer(transfer)
 
@@ -311,7 +231,7 @@ class Sender:
         for transfer in self._transfers.values():
             for number in sorted(transfer.in_flight, reverse=True):
                 self._forget_flight(transfer, number)
-                if transfer.state is _State.GRANTED:
+                if transfer.state is OutgoingState.GRANTED:
                     transfer.ready.appendleft(number)
 
     def fail_all(self, now: float, reason: str, retryable: bool, refused: bool = False) -> None:
@@ -328,11 +248,11 @@ class Sender:
             return
         self.heard_s = now
         transfer = self._transfers.get(header.transfer)
-        if transfer is None or transfer.state is _State.ENDING:
+        if transfer is None or transfer.state is OutgoingState.ENDING:
             return
         if header.attempt != transfer.key.attempt:
             return
-        cancelling = transfer.state is _State.CANCELLING
+        cancelling = transfer.state is OutgoingState.CANCELLING
         match header.type:
             case Type.COMMITTED:
                 # Also while cancelling: the commit was first, and the application must know it.
@@ -366,7 +286,7 @@ class Sender:
         if self.connected and now - self._pinged_s >= deadlines.ping_s:
             self._pinged_s = now
             self.outbox.append(self._frame(Type.PING))
-            held = [t.id for t in self._transfers.values() if t.state is not _State.ENDING]
+            held = [t.id for t in self._transfers.values() if t.state is not OutgoingState.ENDING]
             if held:
                 self.outbox.append(self._frame(Type.LEASE, body=encode_numbers(held, "Q")))
         if self._transfers and self.silent_s(now) > deadlines.give_up_s:
@@ -379,13 +299,13 @@ class Sender:
         for transfer in list(self._transfers.values()):
             waited = now - transfer.waiting_since_s
             if (
-                transfer.state is _State.OFFERED
+                transfer.state is OutgoingState.OFFERED
                 and waited > deadlines.grant_s + deadlines.give_up_s
             ):
                 transfer.reason, transfer.retryable = "no grant in time", True
                 self._cancel_for_retry(transfer)
             elif (
-                transfer.state is _State.GRANTED
+                transfer.state is OutgoingState.GRANTED
                 and transfer.acked_count == transfer.plan.count
                 and transfer.commit_sent
                 and waited > deadlines.admit_s + deadlines.give_up_s
@@ -407,7 +327,7 @@ class Sender:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _frame(self, type_: Type, transfer: _Outgoing | None = None, body: bytes = b"") -> Frame:
+    def _frame(self, type_: Type, transfer: Outgoing | None = None, body: bytes = b"") -> Frame:
         return control_frame(
             type_,
             source=self.incarnation,
@@ -417,10 +337,10 @@ class Sender:
             body=body,
         )
 
-    def _emit(self, type_: Type, transfer: _Outgoing, body: bytes = b"") -> None:
+    def _emit(self, type_: Type, transfer: Outgoing, body: bytes = b"") -> None:
         self.outbox.append(self._frame(type_, transfer, body))
 
-    def _offer(self, transfer: _Outgoing) -> None:
+    def _offer(self, transfer: Outgoing) -> None:
         self._emit(Type.OFFER, transfer, Offer(transfer.key, transfer.manifest).encode())
 
     def data_header(
@@ -441,10 +361,10 @@ class Sender:
             follows,
         )
 
-    def _granted(self, now: float, transfer: _Outgoing, grant: Grant) -> None:
-        if transfer.state is not _State.OFFERED:
+    def _granted(self, now: float, transfer: Outgoing, grant: Grant) -> None:
+        if transfer.state is not OutgoingState.OFFERED:
             return  # the answer to an offer that was already answered
-        transfer.state = _State.GRANTED
+        transfer.state = OutgoingState.GRANTED
         transfer.credit_bytes = grant.credit_bytes
         transfer.waiting_since_s = now
         for number in range(min(transfer.plan.count, 8 * len(grant.have))):
@@ -465,7 +385,7 @@ class Sender:
             self.events.append(Granted(transfer.id, transfer.key))
         self._maybe_commit(transfer)
 
-    def _acked(self, now: float, transfer: _Outgoing, number: int) -> None:
+    def _acked(self, now: float, transfer: Outgoing, number: int) -> None:
         if number >= transfer.plan.count or transfer.acked[number]:
             return
         lane = transfer.in_flight.get(number)
@@ -477,7 +397,7 @@ class Sender:
         transfer.unacked_bytes -= transfer.plan.locate(number)[3]
         transfer.waiting_since_s = now
 
-    def _send_again(self, transfer: _Outgoing, number: int, damaged: bool) -> None:
+    def _send_again(self, transfer: Outgoing, number: int, damaged: bool) -> None:
         if number >= transfer.plan.count or transfer.acked[number]:
             return
         seen = transfer.corrupt.get(number, 0) + damaged
@@ -491,20 +411,20 @@ class Sender:
         elif number not in transfer.ready:
             transfer.ready.appendleft(number)
 
-    def _cancel_for_retry(self, transfer: _Outgoing) -> None:
-        transfer.state = _State.CANCELLING
+    def _cancel_for_retry(self, transfer: Outgoing) -> None:
+        transfer.state = OutgoingState.CANCELLING
         transfer.ready.clear()
         if self.connected:
             self._emit(Type.CANCEL, transfer)
 
-    def _forget_flight(self, transfer: _Outgoing, number: int) -> None:
+    def _forget_flight(self, transfer: Outgoing, number: int) -> None:
         if transfer.in_flight.pop(number, None) is not None:
             transfer.in_flight_bytes -= transfer.plan.locate(number)[3]
 
-    def _maybe_commit(self, transfer: _Outgoing) -> None:
+    def _maybe_commit(self, transfer: Outgoing) -> None:
         """Commit goes out when every chunk was sent once: it then needs no extra round trip."""
         if (
-            transfer.state is not _State.GRANTED
+            transfer.state is not OutgoingState.GRANTED
             or transfer.commit is None
             or transfer.commit_sent
             or transfer.hashed_count < transfer.plan.count
@@ -516,18 +436,18 @@ class Sender:
         first_token, meta = transfer.commit
         self._emit(Type.COMMIT, transfer, Commit(transfer.digest, first_token, meta).encode())
 
-    def _end(self, now: float, transfer: _Outgoing, reason: str, retryable: bool) -> None:
-        if transfer.state is _State.ENDING:
+    def _end(self, now: float, transfer: Outgoing, reason: str, retryable: bool) -> None:
+        if transfer.state is OutgoingState.ENDING:
             return
-        transfer.state = _State.ENDING
+        transfer.state = OutgoingState.ENDING
         transfer.reason, transfer.retryable = reason, retryable
         transfer.ready.clear()
         transfer.in_flight.clear()
         transfer.in_flight_bytes = 0
         self._maybe_release(now, transfer)
 
-    def _maybe_release(self, now: float, transfer: _Outgoing) -> None:
-        if transfer.state is not _State.ENDING or transfer.readers:
+    def _maybe_release(self, now: float, transfer: Outgoing) -> None:
+        if transfer.state is not OutgoingState.ENDING or transfer.readers:
             return
         del self._transfers[transfer.id]
         self.events.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,6 +84,7 @@ class FaultProxy:
     target: tuple[str, int]
     damage: int = 0
     rate_bytes_s: float = 0.0
+    rcvbuf_bytes: int = 0
     accepted: int = 0
     refuse: bool = False
     port: int = 0
@@ -93,8 +95,11 @@ class FaultProxy:
 
     async def start(self) -> FaultProxy:
         self._moving.set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        listener = socket.create_server(("127.0.0.1", 0))
+        if self.rcvbuf_bytes:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.rcvbuf_bytes)
+        self._server = await asyncio.start_server(self._serve, sock=listener)
+        self.port = listener.getsockname()[1]
         return self
 
     def pause(self) -> None:

@@ -138,7 +138,7 @@ async def test_slow_reader_is_named_through_the_client(bench: Any) -> None:
     """The proxy reads slowly with its receive buffer full: the window is the limit."""
     _, receiver = await bench.decoder()
     sender = await bench.sender(sample_s=0.02)
-    proxy = await bench.proxy(receiver, rate_bytes_s=1 << 20)
+    proxy = await bench.proxy(receiver, rate_bytes_s=1 << 20, rcvbuf_bytes=1 << 16)
     manifest = bench.manifest(4, kv=7 << 20, state=4096, chunk_bytes=256 * 1024)
     peer = Peer("127.0.0.1", proxy.port)
     transfer = await sender.open(peer, Key("r"), manifest)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine.transport.errors import FrameError
 from engine.transport.frames import Frame, Header, Type, control_frame
+from engine.transport.incoming import Past
 from engine.transport.memory import Faults, Network
 from engine.transport.messages import (
     Commit,
@@ -22,9 +23,10 @@ from engine.transport.messages import (
     decode_numbers,
     encode_numbers,
 )
-from engine.transport.receiver import Receiver, _Past
+from engine.transport.outgoing import Ended
+from engine.transport.receiver import Receiver
 from engine.transport.regions import Kind, Region, RegionSize
-from engine.transport.sender import Ended, Sender
+from engine.transport.sender import Sender
 from engine.transport.timing import Limits
 
 CHUNK = 4096
@@ -392,7 +394,7 @@ def test_lease_ends_when_the_sender_forgets() -> None:
 
 def test_more_acknowledgements_than_a_frame_may_list() -> None:
     receiver = Receiver(22)
-    receiver._past[11, 1] = _Past(Key("r"), Type.COMMITTED, Reason(""))
+    receiver._past[11, 1] = Past(Key("r"), Type.COMMITTED, Reason(""))
     receiver._acks[11, 1] = list(range(70_000))
     receiver.flush_acks()
     counts = [len(decode_numbers(frame.body)) for _, frame in receiver.outbox]

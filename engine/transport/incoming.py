@@ -1,0 +1,120 @@
+"""What a `Receiver` keeps of a transfer, tells lanes, and tells its driver."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from engine.transport.frames import Type
+from engine.transport.messages import Commit, Key, Manifest, Reason
+from engine.transport.regions import ChunkPlan, Region
+
+#: A transfer at the receiver: (the sender's incarnation, the sender's number of the transfer).
+Handle = tuple[int, int]
+NOTHING, WRITING, HERE = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Reserve memory for the whole manifest, then `grant` or `refuse`."""
+
+    handle: Handle
+    key: Key
+    manifest: Manifest
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """An offer is void before it was answered: stop reserving."""
+
+    handle: Handle
+    key: Key
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The cache is whole and its digest agrees: `admit` or `reject` it."""
+
+    handle: Handle
+    key: Key
+    manifest: Manifest
+    commit: Commit
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """A granted transfer ended without admission; its memory may be reused now."""
+
+    handle: Handle
+    key: Key
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The peer was not authorised to send this cache; it was refused. For the audit only."""
+
+    handle: Handle
+    key: Key
+    manifest: Manifest
+    identity: str
+    reason: str
+
+
+ReceiverEvent = Denied | Offered | Withdrawn | Verified | Aborted
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a chunk goes: bytes [start, start + size) of `region` of the transfer `handle`."""
+
+    handle: Handle
+    number: int
+    region: Region
+    start: int
+    size: int
+    checksum: int
+
+
+class IncomingState(Enum):
+    """OFFERED waits for memory, ADMITTING for the application to take the verified cache, ABORTING
+    for lanes that still write."""
+
+    OFFERED = auto()
+    GRANTED = auto()
+    ADMITTING = auto()
+    ABORTING = auto()
+
+
+@dataclass(slots=True)
+class Incoming:
+    """One transfer. `chunks`: NOTHING, WRITING or HERE of each, once it is granted."""
+
+    handle: Handle
+    key: Key
+    manifest: Manifest
+    plan: ChunkPlan
+    identity: str
+    lease_until_s: float
+    state: IncomingState = IncomingState.OFFERED
+    chunks: bytearray = field(default_factory=bytearray)
+    checksums: array[int] = field(default_factory=lambda: array("Q"))
+    here: int = 0
+    writers: int = 0
+    commit: Commit | None = None
+    answer: Type = Type.ABORTED
+    reason: Reason = field(default_factory=lambda: Reason(""))
+    since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """How a transfer ended, kept to answer frames that come again."""
+
+    key: Key
+    answer: Type
+    reason: Reason
