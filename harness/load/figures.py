@@ -186,11 +186,14 @@ def over_repeats(name: str, phases: Sequence[PhaseSummary]) -> PhaseSummary:
     counts = Counts(
         **{each.name: sum(getattr(p.counts, each.name) for p in phases) for each in fields(Counts)}
     )
-    rates = ("offered_rate", "admitted_rate", "achieved_rate", "throughput", "goodput")
     return PhaseSummary(
         name,
         counts=counts,
-        **{rate: joined([getattr(each, rate) for each in phases]) for rate in rates},
+        offered_rate=joined([each.offered_rate for each in phases]),
+        admitted_rate=joined([each.admitted_rate for each in phases]),
+        achieved_rate=joined([each.achieved_rate for each in phases]),
+        throughput=joined([each.throughput for each in phases]),
+        goodput=joined([each.goodput for each in phases]),
         ttft=latency("ttft"),
         tpot=latency("tpot"),
         e2e=latency("e2e"),

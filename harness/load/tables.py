@@ -229,7 +229,7 @@ def tokens_table(batch: Batch, configuration: str, made: pa.Schema) -> pa.Table:
     timing = np.where(chunks == 0, 2, np.where(chunked, 1, 0)).astype(np.int32)
     kept = ~in_runs & ~first
     per_chunk = list(
-        chain.from_iterable(_tokens_a_chunk(flights[at]) for at in np.flatnonzero(chunked))
+        chain.from_iterable(_tokens_a_chunk(flights[at]) for at in np.flatnonzero(chunked).tolist())
     )
     runs = pa.StructArray.from_arrays(
         [

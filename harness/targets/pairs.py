@@ -1,0 +1,208 @@
+"""Prefill/decode pairs whose client is the router: vLLM's and SGLang's hand-over protocols.
+
+Prefill and decode servers are taken in turn, each by itself. A prompt shorter than
+`threshold_tokens` is computed where it is decoded, as an ordinary request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from harness.errors import BadInput
+from harness.load.answer import error_text, refusal_text
+from harness.load.flight import Flight
+from harness.targets.base import Done, TargetSpec
+from harness.targets.body import PATHS, BodyBuilder
+from harness.targets.completion import Completion
+from harness.targets.endpoint import Endpoint
+
+Message = Callable[[bytes, str], bytes]
+
+#: What vLLM's prefill server is told: keep the cache for a decode server that will ask for it.
+VLLM_PREFILL: dict[str, Any] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+class _Pair:
+    """What both kinds share: the servers, in turn, and requests that need no hand-over."""
+
+    def __init__(self, spec: TargetSpec) -> None:
+        self._spec = spec
+        path = spec.endpoint or PATHS[spec.api]
+        if not spec.prefill_urls or not spec.decode_urls:
+            raise BadInput(f"target {spec.kind.value}: needs prefill and decode URLs")
+        self._loop = asyncio.get_running_loop()
+        prefill = [Endpoint(spec, url) for url in spec.prefill_urls]
+        decode = [Endpoint(spec, url) for url in spec.decode_urls]
+        self._endpoints = prefill + decode
+        self._prefill = itertools.cycle([(each, each.heads(path)) for each in prefill])
+        self._decode = itertools.cycle([(each, each.heads(path)) for each in decode])
+        self._bodies = BodyBuilder(spec, spec.model)
+        self._path = path
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def probe(self) -> str:
+        models = [await each.probe() for each in self._endpoints]
+        name = self._spec.model or models[-1]
+        self._bodies = BodyBuilder(self._spec, name)
+        return name
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for each in self._endpoints:
+            each.close()
+
+    def send(self, flight: Flight, done: Done) -> None:
+        decoder, message = next(self._decode)
+        flight.decode_instance = decoder.name
+        if flight.request.input_tokens < self._spec.threshold_tokens:
+            body = self._bodies.build(flight, stream=self._spec.stream)
+            decoder.pool.submit(message(body, self._lines(flight)), Completion(flight, done))
+            return
+        prefiller, _ = next(self._prefill)
+        flight.prefill_instance = prefiller.name
+        self._hand_over(flight, done, prefiller, decoder, message)
+
+    def _hand_over(
+        self, flight: Flight, done: Done, prefiller: Endpoint, decoder: Endpoint, message: Message
+    ) -> None:
+        raise NotImplementedError
+
+    def _lines(self, flight: Flight) -> str:
+        """Both halves carry one id."""
+        return f"X-Request-Id: {flight.phase}-{flight.request.id}"
+
+    def _start(self, flight: Flight, work: Any, done: Done) -> None:
+        """Run the coroutine `work` for `flight`, which its canceller then ends."""
+        task: asyncio.Task[None] = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+        def cancel(reason: str) -> None:
+            task.cancel()
+            self._failed(flight, reason, done)
+
+        flight.cancel = cancel
+
+    def _failed(self, flight: Flight, reason: str, done: Done) -> None:
+        if flight.ended_s is None:
+            flight.fail(reason)
+            flight.cancel = None
+            flight.ended_s = self._loop.time()
+            done(flight)
+
+
+class VllmPair(_Pair):
+    """POST to a prefill server with one token asked, then the same request, with the returned
+    `kv_transfer_params`, to a decode server, which is streamed.
+    """
+
+    def _hand_over(
+        self, flight: Flight, done: Done, prefiller: Endpoint, decoder: Endpoint, message: Message
+    ) -> None:
+        self._start(flight, self._prefill_first(flight, done, prefiller, decoder, message), done)
+
+    async def _prefill_first(
+        self, flight: Flight, done: Done, prefiller: Endpoint, decoder: Endpoint, message: Message
+    ) -> None:
+        body = self._bodies.build(
+            flight, stream=False, max_tokens=1, extra={"kv_transfer_params": VLLM_PREFILL}
+        )
+        flight.prefill_started_s = self._loop.time()
+        try:
+            status, answer = await prefiller.call(self._path, body, lines=self._lines(flight))
+        except ConnectionError as error:
+            self._failed(flight, f"prefill: {error}", done)
+            return
+        flight.prefill_finished_s = self._loop.time()
+        if status != 200:
+            self._failed(flight, f"prefill: {refusal_text(status, answer)}", done)
+            return
+        try:
+            said = orjson.loads(answer)
+            parameters = said["kv_transfer_params"]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            parameters = None
+        if not parameters:
+            self._failed(
+                flight,
+                "prefill: no kv_transfer_params in the answer; does the server run with a "
+                "--kv-transfer-config?",
+                done,
+            )
+            return
+        body = self._bodies.build(
+            flight, stream=self._spec.stream, extra={"kv_transfer_params": parameters}
+        )
+        decoder.pool.submit(message(body, self._lines(flight)), Completion(flight, done))
+
+
+class SglangPair(_Pair):
+    """The same body to both servers at once, with where the decode server fetches the cache
+    (`bootstrap_*`). The decode server's answer is streamed; a prefill server that refuses fails the
+    request.
+    """
+
+    def __init__(self, spec: TargetSpec) -> None:
+        super().__init__(spec)
+        # Rooms must not repeat while they are open, also among clients of one seed.
+        self._rooms = random.SystemRandom()
+
+    def _hand_over(
+        self, flight: Flight, done: Done, prefiller: Endpoint, decoder: Endpoint, message: Message
+    ) -> None:
+        extra = {
+            "bootstrap_host": prefiller.host,
+            "bootstrap_port": self._spec.bootstrap_port,
+            "bootstrap_room": self._rooms.getrandbits(63),
+        }
+        body = self._bodies.build(flight, stream=self._spec.stream, extra=extra)
+        flight.prefill_started_s = self._loop.time()
+        decoder.pool.submit(message(body, self._lines(flight)), Completion(flight, done))
+        task = self._loop.create_task(self._watch_prefill(flight, done, prefiller, body))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch_prefill(
+        self, flight: Flight, done: Done, prefiller: Endpoint, body: bytes
+    ) -> None:
+        try:
+            status, answer = await prefiller.call(self._path, body, lines=self._lines(flight))
+        except ConnectionError as error:
+            self._refused(flight, f"prefill: {error}", done)
+            return
+        if status != 200:
+            self._refused(flight, f"prefill: {refusal_text(status, answer)}", done)
+        elif flight.ended_s is None and b'"error"' in answer[:4096]:
+            self._refused(flight, f"prefill: {_error_of(answer)}", done)
+
+    def _refused(self, flight: Flight, reason: str, done: Done) -> None:
+        """The decode server would wait for a cache that never comes."""
+        if flight.ended_s is not None:
+            return
+        if flight.cancel is not None:
+            flight.cancel(reason)
+        else:
+            self._failed(flight, reason, done)
+
+
+def _error_of(answer: bytes) -> str:
+    text = answer.removeprefix(b"data: ").split(b"\n\n")[0]
+    try:
+        said = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return error_text(text.decode("utf-8", "replace"))
+    return error_text(said.get("error") if isinstance(said, dict) else said)
