@@ -2,9 +2,9 @@
 
     python benchmarks/routing.py [--decisions 2000] [--json]
 
-Each decision is made and accounted for as the router does, against a view with queues, a link that has
-been measured, and a directory in which every instance has a pool of its own (the dearest case). Prints
-microseconds of CPU a decision: the median and the 99th percentile over batches of 20.
+Each decision is made and accounted for as the router does, against a view with queues, a link that
+has been measured, and a directory in which every instance has a pool of its own (the dearest case).
+Prints microseconds of CPU a decision: the median and the 99th percentile over batches of 20.
 """
 
 from __future__ import annotations

@@ -201,15 +201,13 @@ class PrefixDirectory:
         full = min(len(keys), request.input_tokens // request.block_tokens)
         usable = min(full, (request.input_tokens - 1) // request.block_tokens)
         alive = -1
-        # Almost every key is young, and most blocks have no state: look without a call. (Generations
-        # may change on the way; what is in neither of these then is found by the call.)
+        # Almost every key is young, and most blocks have no state: look without a call. Where the
+        # generations change on the way, what is in neither of these is found by the call.
         young_kv, young_states, old_states = self._kv.young, self._states.young, self._states.old
         get_kv, get_state = self._kv.get, self._states.get
         joint: list[tuple[int, int]] = []
         kv: list[tuple[int, int]] = []
-        depth = 0
-        for key in keys[:full]:
-            depth += 1
+        for depth, key in enumerate(keys[:full], 1):
             mask = young_kv.get(key)
             still = alive & (get_kv(key) if mask is None else mask)
             if still != alive and depth > 1:

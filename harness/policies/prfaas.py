@@ -31,9 +31,10 @@ class Controls:
 class Prfaas:
     """l > t prefills remotely, where l is what no cache holds and t what the schedulers set.
 
-    While the egress is scarce each cluster's cache is judged alone: l = total - cached at the local
-    cluster. While it is abundant l = total - the longest prefix that any cluster holds, and a
-    longer prefix is fetched across where that is sooner than computing it. Between t / `band` and
+    While the egress is scarce, or prefixes cannot be fetched, each cluster's cache is judged alone:
+    l = total - cached at the local cluster. While it is abundant l = total - the longest prefix
+    that any cluster holds, and a longer prefix is fetched across where that is sooner than
+    computing it. Between t / `band` and
     t x `band`, where either side will do, the side that costs less goes (`priced`): the threshold
     says where a prompt belongs, the queues say what it costs to insist.
     """
@@ -52,9 +53,9 @@ class Prfaas:
     def route(self, request: Request, view: View) -> Decision:
         controls = self.controls
         threshold = controls.in_force_tokens
-        copies = self.copies and not controls.scarce
+        copies = self.copies and view.copies and not controls.scarce
         cached = hit_tokens(view, self.local, request)
-        if not controls.scarce:
+        if copies:
             cached = max(cached, hit_tokens(view, self.remote, request))
         incremental = request.input_tokens - cached
         remote = candidate(

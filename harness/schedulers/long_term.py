@@ -2,12 +2,13 @@
 
 At each plan the best split and threshold are searched for the lengths, outputs and bandwidth seen
 in the window. One instance is converted at a time, and only when the planned gain is worth it, has
-been for several plans in a row, and the present split is under pressure. So a plan that wavers
-between two near-equal splits converts nothing.
+been for several plans in a row, and the present split is under pressure; a conversion is not taken
+back for a while. So a plan that wavers between two near-equal splits converts nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +31,9 @@ class LongTermRules:
         0.02, "planned gain in capacity that a conversion must promise", least=0.0
     )
     confirmations: int = parameter(3, "plans in a row that must agree on the direction", least=1)
+    reversal_s: float = parameter(
+        900.0, "for so long after a conversion none goes the other way", least=0.0
+    )
     pressure: float = parameter(
         0.7, "convert only when the offered rate is above this share of capacity", least=0.0
     )
@@ -68,6 +72,8 @@ class LongTerm:
         self._least_samples = least_samples
         self._direction = 0
         self._agreed = 0
+        self._last_direction = 0
+        self._converted_s = -float("inf")
 
     async def plan(self, now_s: float) -> bool:
         """One plan; True when an instance changed its role."""
@@ -76,12 +82,17 @@ class LongTerm:
         self._direction = direction
         if not direction or self._agreed < self.rules.confirmations:
             return False
+        taken_back = direction == -self._last_direction
+        if taken_back and now_s - self._converted_s < self.rules.reversal_s:
+            return False
         role = Role.PREFILL if direction > 0 else Role.DECODE
         name = self._roles.least_busy(Role.DECODE if direction > 0 else Role.PREFILL)
         if name is None:
             return False
+        self._last_direction = direction
         self._on_change(f"{name} -> {role}")
         converted = await self._roles.convert(name, role)
+        self._converted_s = asyncio.get_running_loop().time()
         self._on_change(f"{name} serves {role}" if converted else f"{name} was lost on the way")
         return converted
 
