@@ -65,12 +65,13 @@ def main() -> int:
         "fla": _peer(options.fla_python, "fla"),
         "transformers": _peer(options.transformers_python, "transformers"),
     }
-    print(json.dumps(figures, indent=2) if options.json else _text(figures))
+    print(json.dumps(figures, indent=2) if options.json else as_text(figures))
     return 0
 
 
-def measure(name: str, tokens: int) -> dict[str, Any]:
-    """Figures of this environment: the KDA operator, and the model `name` by stage."""
+def measure(name: str, tokens: int, seconds: float = 2.0) -> dict[str, Any]:
+    """Figures of this environment: the KDA operator, and the model `name` by stage. Each figure is
+    the best of the runs that fit into about `seconds`."""
     heads, dim, loop_tokens = 2, 64, 1024
     x = kda_inputs(loop_tokens, heads, dim, dim)
     state = torch.zeros(1, heads, dim, dim)
@@ -78,7 +79,8 @@ def measure(name: str, tokens: int) -> dict[str, Any]:
         {
             "chunked": lambda: kda_chunked(*x, state, [loop_tokens]),
             "loop": lambda: per_token_loop(*x, state[0]),
-        }
+        },
+        seconds,
     )
     config = shape(name)
     weights = random_weights(config, seed=0)
@@ -86,14 +88,16 @@ def measure(name: str, tokens: int) -> dict[str, Any]:
     prompt = Sequences(config, 1, tokens)
     pieces = [prompt.prompt(0, tokens)]
     batch = prompt.build(pieces)
-    prefill = in_turns({"prefill": lambda: model.forward(batch, prompt.storage)})["prefill"]
+    prefill = in_turns({"prefill": lambda: model.forward(batch, prompt.storage)}, seconds)[
+        "prefill"
+    ]
     decode: dict[str, float] = {}
     for size in _DECODE_BATCHES:
         sequences = Sequences(config, size, _CONTEXT + 1)
         held = [sequences.prompt(i, _CONTEXT) for i in range(size)]
         model.forward(sequences.build(held), sequences.storage)
         step = sequences.build(sequences.decode_step(_CONTEXT))
-        timing = in_turns({"step": partial(model.forward, step, sequences.storage)}, seconds=0.5)[
+        timing = in_turns({"step": partial(model.forward, step, sequences.storage)}, seconds / 4)[
             "step"
         ]
         decode[str(size)] = timing.best_s * 1e3
@@ -158,7 +162,8 @@ def _ms(seconds: dict[str, float]) -> dict[str, float]:
     return {name: value * 1e3 for name, value in seconds.items()}
 
 
-def _text(figures: dict[str, Any]) -> str:
+def as_text(figures: dict[str, Any]) -> str:
+    """The report that a person reads."""
     kda, model, peers = figures["kda"], figures["model"], figures["peers"]
     lines = [
         f"torch {figures['torch']}, {figures['threads']} thread(s); best of several runs",
