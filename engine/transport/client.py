@@ -146,6 +146,8 @@ class _Incoming:
     manifest: Manifest
     task: asyncio.Task[None] | None = None
     reserved: bool = False
+    admitting: bool = False
+    void: bool = False
 
 
 class DataPlane:
@@ -387,18 +389,21 @@ class DataPlane:
             async with asyncio.timeout(self.settings.deadlines.grant_s * 0.9):
                 ranges = await self._callbacks.on_offer(incoming.key, incoming.manifest)
             incoming.reserved = True
+            if incoming.void:  # withdrawn, and `on_offer` returned all the same
+                self._callbacks.on_abort(incoming.key)
+                return
             destinations = _checked(ranges, incoming.manifest, self.arena.size_bytes)
         except Refusal as error:
             self._incoming.pop(handle, None)
-            self._tell({**refusal, "reason": error.reason, "retryable": error.retryable})
+            self._answer({**refusal, "reason": error.reason, "retryable": error.retryable})
         except TimeoutError:
             self._incoming.pop(handle, None)
-            self._tell({**refusal, "reason": "no memory was free in time"})
+            self._answer({**refusal, "reason": "no memory was free in time"})
         except Exception as error:
             self._void(handle)
-            self._tell({**refusal, "reason": f"{type(error).__name__}: {error}"})
+            self._answer({**refusal, "reason": f"{type(error).__name__}: {error}"})
         else:
-            self._tell({"op": "grant", "h": list(handle), "destinations": destinations})
+            self._answer({"op": "grant", "h": list(handle), "destinations": destinations})
 
     def _verified(self, message: Message) -> None:
         handle = (message["h"][0], message["h"][1])
@@ -407,6 +412,7 @@ class DataPlane:
             arrival = Arrival(
                 incoming.manifest, message["first_token"], message["meta"], message["identity"]
             )
+            incoming.admitting = True
             self._spawn(self._admit(handle, incoming, arrival))
 
     async def _admit(self, handle: Handle, incoming: _Incoming, arrival: Arrival) -> None:
@@ -415,22 +421,33 @@ class DataPlane:
             async with asyncio.timeout(self.settings.deadlines.admit_s * 0.9):
                 await self._callbacks.on_commit(incoming.key, arrival)
         except Exception as error:
+            incoming.admitting = False
+            if incoming.void:
+                self._callbacks.on_abort(incoming.key)
             reason = f"not admitted: {type(error).__name__}: {error}"
-            self._tell({"op": "reject", "h": list(handle), "reason": reason})
+            self._answer({"op": "reject", "h": list(handle), "reason": reason})
         else:
             # The cache is the worker's from here on, whatever becomes of the answer.
             self._incoming.pop(handle, None)
-            self._tell({"op": "admit", "h": list(handle)})
+            self._answer({"op": "admit", "h": list(handle)})
+
+    def _answer(self, message: Message) -> None:
+        """To an offer or a commit; a plane that is gone needs none."""
+        with contextlib.suppress(PlaneLost):
+            self._tell(message)
 
     def _void(self, handle: Handle) -> None:
         """An offer is withdrawn, or its memory is quiet again."""
         incoming = self._incoming.pop(handle, None)
         if incoming is None:
             return
+        incoming.void = True
+        if incoming.admitting:
+            return  # `on_commit` decides; only if it raises does `on_abort` follow
         if incoming.reserved:
             assert self._callbacks is not None
             self._callbacks.on_abort(incoming.key)
-        elif incoming.task is not None:
+        elif incoming.task is not None and incoming.task is not asyncio.current_task():
             incoming.task.cancel()
 
 

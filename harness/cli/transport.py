@@ -158,6 +158,7 @@ def _veth() -> Any:
     """Two namespaces and an unshaped veth pair between them; removed whatever happens."""
     if os.geteuid() != 0:
         raise NotReady("--at veth needs root (network namespaces); loopback does not")
+    _remove_stale()
     names = [f"{NAMESPACES}{os.getpid()}-{side}" for side in "ab"]
     try:
         for name in names:
@@ -179,6 +180,14 @@ def _veth() -> Any:
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _remove_stale() -> None:
+    """Namespaces of a bench that was killed: their names carry its process id."""
+    for path in Path("/run/netns").glob(f"{NAMESPACES}*"):
+        owner = path.name.removeprefix(NAMESPACES).partition("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            subprocess.run(["ip", "netns", "del", path.name], capture_output=True, check=False)
 
 
 def _ip(*words: str) -> None:

@@ -374,6 +374,30 @@ async def test_worker_that_never_answers_a_commit_is_an_explicit_failure(bench: 
     assert (len(decoder.free), decoder.committed) == (decoder.blocks, {})
 
 
+async def test_plane_that_dies_during_a_commit_leaves_the_cache_with_one_owner(bench: Any) -> None:
+    decoder, receiver = await bench.decoder()
+    sender = await bench.sender(deadlines=QUICK)
+
+    async def kill_plane(key: Key) -> None:
+        os.kill(receiver.pid, signal.SIGKILL)
+        await receiver.closed
+        if key.request_id == "rejected":
+            raise ValueError("planned")
+
+    decoder.before_commit = kill_plane
+    transfer = await sender.open(Peer(*receiver.address), Key("taken"), bench.manifest(2))
+    bench.push_all(transfer)
+    await fails(transfer, "not heard")
+    await bench.until(lambda: decoder.committed)
+    assert decoder.aborted == []
+    receiver = await bench.plane(decoder.arena, decoder)
+    transfer = await sender.open(Peer(*receiver.address), Key("rejected"), bench.manifest(2))
+    bench.push_all(transfer)
+    await fails(transfer, "not heard")
+    await bench.until(lambda: decoder.aborted == [Key("rejected")])
+    assert set(decoder.committed) == {Key("taken")}
+
+
 # --- connection per transfer exhausts ports ------------------------------------------------------
 
 
