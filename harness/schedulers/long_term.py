@@ -117,6 +117,8 @@ class LongTerm:
         offered = self._scale.modelled_rate(traffic.request_rate)
         if offered < rules.pressure * present.requests_per_s:
             return 0
+        if best is present:
+            return 0
         if best.requests_per_s < (1 + rules.least_gain) * present.requests_per_s:
             return 0
         return 1 if best.split.n_prefill > n_prefill else -1

@@ -22,8 +22,10 @@ from harness.view import Path, View
 
 @dataclass(frozen=True, slots=True)
 class ShortTermRules:
-    """Windows, levels and steps of the short-term scheduler. A link is near saturation when its
-    utilisation or its backlog is above the high level, and calm when both are below the low one.
+    """Windows, levels and steps of the short-term scheduler. A link is near saturation when one of
+    utilisation, backlog, queueing delay (RTT above the least seen) and retransmitted share is at
+    its high level, and calm when utilisation and backlog are below the low ones and the others below
+    the high ones.
     """
 
     short_term: bool = parameter(True, "run the short-term scheduler")
@@ -34,6 +36,12 @@ class ShortTermRules:
         2.0, "near saturation when the bytes that wait take so long", least=0.0
     )
     low_backlog_s: float = parameter(0.5, "calm when they take less", least=0.0)
+    high_queueing_s: float = parameter(
+        0.2, "near saturation when the RTT is so much above the least", least=0.0
+    )
+    high_loss: float = parameter(
+        0.03, "near saturation when so large a share is sent again", least=0.0, most=1.0
+    )
     raise_factor: float = parameter(
         1.1, "threshold times this an interval near saturation", least=1.0
     )
@@ -92,7 +100,15 @@ class ShortTerm:
     def _follow(self, path: Path) -> None:
         rules, controls, signals = self.rules, self._controls, path.signals
         backlog_s = path.sending_s(signals.backlog_bytes * path.byte_scale)
-        if signals.utilisation >= rules.high_utilisation or backlog_s >= rules.high_backlog_s:
+        congested = (
+            signals.rtt_s - signals.min_rtt_s >= rules.high_queueing_s
+            or signals.loss >= rules.high_loss
+        )
+        if (
+            congested
+            or signals.utilisation >= rules.high_utilisation
+            or backlog_s >= rules.high_backlog_s
+        ):
             controls.scarce = True
             controls.congestion = min(
                 rules.most_congestion, controls.congestion * rules.raise_factor

@@ -66,6 +66,13 @@ def test_near_saturation_the_threshold_rises_and_falls_back_with_hysteresis() ->
     assert (controls.scarce, controls.congestion) == (False, 1.0)
 
 
+@pytest.mark.parametrize("signs", [{"rtt_s": 0.3, "min_rtt_s": 0.01}, {"loss": 0.05}])
+def test_queueing_delay_and_retransmits_count_as_saturation(signs: dict[str, float]) -> None:
+    controls = Controls(20_000)
+    short_term(LinkSignals(1.0, 8e9, 0.1, **signs), controls).look(0.0)
+    assert controls.scarce and controls.in_force_tokens == pytest.approx(22_000)
+
+
 def test_a_backlog_alone_makes_it_scarce_and_the_rise_is_bounded() -> None:
     signals, controls = LinkSignals(1.0, 8e9, 0.1, backlog_bytes=3e9), Controls(20_000)
     scheduler = short_term(signals, controls)
@@ -146,6 +153,14 @@ def test_roles_reach_the_planned_split_and_stay(wrong: tuple[int, int], conversi
         assert await fleet.plans(16) == conversions
         assert fleet.roles.counts() == (3, 5)
         assert await fleet.plans(10) == 0
+
+    clock.run(scenario())
+
+
+def test_the_best_split_is_kept_whatever_gain_is_asked_for() -> None:
+    async def scenario() -> None:
+        eager = build(LongTermRules, {"least_gain": 0.0, "confirmations": 1, "reversal_s": 0.0})
+        assert await Fleet(3, 5, eager).plans(6) == 0
 
     clock.run(scenario())
 
