@@ -24,6 +24,7 @@ from harness.load.spec import LoadSpec, measured_phase, warmup_phase
 from harness.targets.secrets import redacted
 from results import summary as model
 from results.growing import GrowingParquet
+from results.recorder import COMPLETE_KEY
 from results.rundir import Identity, RunDir, create
 from results.schemas import with_metadata
 from results.summary import ConfigurationSummary, Measured, RunSummary
@@ -95,7 +96,9 @@ def execute(
     complete = not run.interrupted and all(each.counts.unsent == 0 for each in run.done.values())
     merge([path / f"client-{k}" for k in range(spec.processes)], path, meta, complete)
     for table in ("links", "instances", "decisions"):
-        GrowingParquet(path / f"{table}.parquet", with_metadata(table, meta)).close()
+        # Rows of what only our own fleets have; readers expect the files.
+        empty = GrowingParquet(path / f"{table}.parquet", with_metadata(table, meta))
+        empty.close({COMPLETE_KEY: "true" if complete else "false"})
     done = _summarised(path, spec, run, search, min_goodput, command, complete, begun_s)
     run_directory.write_text("summary.json", model.to_json(done.summary))
     run_directory.close(complete)

@@ -78,7 +78,8 @@ class InProcessTarget:
                 flight.chunk_s.append(token.t_s)
                 flight.finish_reason = token.finish
             flight.first_byte_s = flight.first_answer_s = next(iter(flight.chunk_s), None)
-            flight.server_tokens, flight.prompt_tokens = sequence.generated, len(tokens)
+            flight.server_tokens = sequence.generated
+            flight.prompt_tokens = sequence.prompt_tokens
             if not flight.failure:
                 flight.status = Status.SUCCEEDED
         except WorkerError as error:
