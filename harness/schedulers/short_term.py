@@ -24,8 +24,8 @@ from harness.view import Path, View
 class ShortTermRules:
     """Windows, levels and steps of the short-term scheduler. A link is near saturation when one of
     utilisation, backlog, queueing delay (RTT above the least seen) and retransmitted share is at
-    its high level, and calm when utilisation and backlog are below the low ones and the others below
-    the high ones.
+    its high level, and calm when utilisation and backlog are below the low ones and the rest is
+    not high.
     """
 
     short_term: bool = parameter(True, "run the short-term scheduler")
