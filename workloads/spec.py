@@ -238,8 +238,8 @@ def _requests(
             )
     outputs = endless(workload.output_tokens, streams.outputs)
     return (
-        Request(0, arrival_s, tokens, output)
-        for (arrival_s, tokens), output in zip(arrived, outputs, strict=False)
+        Request(number, arrival_s, tokens, output)
+        for number, ((arrival_s, tokens), output) in enumerate(zip(arrived, outputs, strict=False))
     )
 
 
@@ -254,15 +254,18 @@ def _finished(
     tenants: Iterator[str] | None = None
     if workload.tenants:
         tenants = _tenants(workload.tenants, streams.tenants)
+    slo_class, end_s = workload.slo_class, math.inf if duration_s is None else duration_s
     for number, request in enumerate(islice(requests, count)):
-        if duration_s is not None and request.arrival_s >= duration_s:
+        if request.arrival_s >= end_s:
             return
-        yield replace(
-            request,
-            id=number,
-            tenant=next(tenants) if tenants is not None else request.tenant,
-            slo_class=workload.slo_class or request.slo_class,
-        )
+        if tenants is not None or slo_class or request.id != number:
+            request = replace(
+                request,
+                id=number,
+                tenant=next(tenants) if tenants is not None else request.tenant,
+                slo_class=slo_class or request.slo_class,
+            )
+        yield request
 
 
 def _tenants(weights: dict[str, float], rng: np.random.Generator) -> Iterator[str]:
