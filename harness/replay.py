@@ -41,82 +41,142 @@ async def replay(
     requests in flight after the last send; those still running are cancelled and fail. Each
     request is reported once through `on_record`.
     """
-    loop = asyncio.get_running_loop()
-    counts = ReplayCounts()
-    in_flight: dict[asyncio.Task[None], RequestRecord] = {}
-
-    def ended(task: asyncio.Task[None]) -> None:
-        # Counted here and not in the task: a task cancelled before its first step never runs.
-        record = in_flight.pop(task)
-        if record.status is Status.SUCCEEDED:
-            counts.succeeded += 1
-        else:
-            counts.failed += 1
-            record.status = Status.FAILED
-            record.failure = record.failure or _why(task)
-        on_record(record)
-
+    sender = _Sender(requests, serve, on_record, origin_s)
     stopping = asyncio.ensure_future(stop.wait()) if stop is not None else None
     try:
-        for request in requests:
-            counts.offered += 1
-            record = RequestRecord(
-                request.id,
-                request.arrival_s,
-                request.input_tokens,
-                request.output_tokens,
-                request.session,
-                request.tenant,
-                request.slo_class,
-            )
-            due_s = origin_s + request.arrival_s
-            delay_s = due_s - loop.time()
-            if delay_s > 0:
-                if stopping is None:
-                    await _until(due_s)
-                elif not stopping.done():
-                    await asyncio.wait((stopping,), timeout=delay_s)
-            if stopping is not None and stopping.done():
-                record.status = Status.UNSENT
-                counts.unsent += 1
-                on_record(record)
-                continue
-            record.sent_s = loop.time() - origin_s
-            task = loop.create_task(serve(request, record, origin_s))
-            in_flight[task] = record
-            task.add_done_callback(ended)
-        if in_flight:
-            await asyncio.wait(in_flight, timeout=drain_s)
+        if stopping is not None:
+            stopping.add_done_callback(sender.stop)
+        sender.send_due()
+        await sender.all_sent
+        await sender.wait(drain_s)
     finally:
         if stopping is not None:
             stopping.cancel()
-        for task in in_flight:
+        await sender.cancel()
+    return sender.counts
+
+
+class _Sender:
+    """Sends from a timer's callback: a task that sleeps until each arrival costs twice as much."""
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        serve: Serve,
+        on_record: Callable[[RequestRecord], None],
+        origin_s: float,
+    ) -> None:
+        self.counts = ReplayCounts()
+        self._requests = iter(requests)
+        self._serve = serve
+        self._on_record = on_record
+        self._origin_s = origin_s
+        self._loop = asyncio.get_running_loop()
+        #: Done when there is nothing left to send; fails with what the requests' iterator raises.
+        self.all_sent: asyncio.Future[None] = self._loop.create_future()
+        self._in_flight: dict[int, tuple[asyncio.Task[None], RequestRecord]] = {}
+        self._next: Request | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def send_due(self) -> None:
+        """Send all that is due, and set the timer for the next."""
+        if self.all_sent.done():
+            return  # the replay was cancelled at this moment
+        now_s = self._loop.time()
+        try:
+            request = self._next or next(self._requests, None)
+            while request is not None:
+                due_s = self._origin_s + request.arrival_s
+                if due_s > now_s:
+                    self._next = request
+                    self._timer = self._loop.call_at(due_s, self.send_due)
+                    return
+                self._send(request, now_s)
+                request = next(self._requests, None)
+        except Exception as error:
+            self.all_sent.set_exception(error)
+        else:
+            self.all_sent.set_result(None)
+
+    def stop(self, _: object = None) -> None:
+        """Send no more: what is left is unsent."""
+        if self.all_sent.done():
+            return
+        self._disarm()
+        if self._next is not None:
+            self._leave_unsent(self._next)
+        try:
+            for request in self._requests:
+                self._leave_unsent(request)
+        except Exception as error:
+            self.all_sent.set_exception(error)
+        else:
+            self.all_sent.set_result(None)
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Until all in flight have ended, at most `timeout_s` seconds."""
+        if self._in_flight:
+            await asyncio.wait([task for task, _ in self._in_flight.values()], timeout=timeout_s)
+
+    async def cancel(self) -> None:
+        """Send no more, and cancel what is in flight: it fails."""
+        self._disarm()
+        for task, _ in self._in_flight.values():
             task.cancel()
-        if in_flight:
-            await asyncio.wait(in_flight)
-    # `ended` was added before the wait's own callback, so it has run for every task by now.
-    return counts
+        await self.wait(None)
+        for number, (_, record) in list(self._in_flight.items()):
+            # A task that is cancelled before its first step never runs.
+            record.status = Status.FAILED
+            self._ended(number, record, "cancelled")
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _send(self, request: Request, now_s: float) -> None:
+        record = _record_of(request)
+        record.sent_s = now_s - self._origin_s
+        self.counts.offered = number = self.counts.offered + 1
+        task = self._loop.create_task(self._one(number, request, record))
+        self._in_flight[number] = task, record
+
+    async def _one(self, number: int, request: Request, record: RequestRecord) -> None:
+        failure = "no status"
+        try:
+            await self._serve(request, record, self._origin_s)
+        except asyncio.CancelledError:
+            failure = "cancelled"
+            raise
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+        finally:
+            self._ended(number, record, failure)
+
+    def _ended(self, number: int, record: RequestRecord, failure: str) -> None:
+        del self._in_flight[number]
+        if record.status is Status.SUCCEEDED:
+            self.counts.succeeded += 1
+        else:
+            self.counts.failed += 1
+            record.status = Status.FAILED
+            record.failure = record.failure or failure
+        self._on_record(record)
+
+    def _leave_unsent(self, request: Request) -> None:
+        record = _record_of(request)
+        record.status = Status.UNSENT
+        self.counts.offered += 1
+        self.counts.unsent += 1
+        self._on_record(record)
 
 
-async def _until(due_s: float) -> None:
-    """Sleep until the loop's clock shows `due_s`: no rounding through a delay, and less work."""
-    loop = asyncio.get_running_loop()
-    due: asyncio.Future[None] = loop.create_future()
-    timer = loop.call_at(due_s, _wake, due)
-    try:
-        await due
-    except asyncio.CancelledError:
-        timer.cancel()
-        raise
-
-
-def _wake(due: asyncio.Future[None]) -> None:
-    if not due.done():
-        due.set_result(None)
-
-
-def _why(task: asyncio.Task[None]) -> str:
-    if task.cancelled():
-        return "cancelled"
-    error = task.exception()
-    return f"{type(error).__name__}: {error}" if error is not None else "no status"
+def _record_of(request: Request) -> RequestRecord:
+    return RequestRecord(
+        request.id,
+        request.arrival_s,
+        request.input_tokens,
+        request.output_tokens,
+        request.session,
+        request.tenant,
+        request.slo_class,
+    )
