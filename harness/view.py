@@ -300,9 +300,12 @@ class Path:
         rate = self.bytes_per_s()
         return n_bytes / rate if rate > 0.0 else _DOWN_S
 
-    def ahead_s(self) -> float:
-        """Seconds until all that was promised so far has left."""
-        return self.sending_s(self.outstanding_bytes)
+    def crossing_s(self, n_bytes: float) -> tuple[float, float]:
+        """Seconds until all that was promised so far has left, and then for `n_bytes` to leave."""
+        rate = self.bytes_per_s()
+        if rate > 0.0:
+            return self.outstanding_bytes / rate, n_bytes / rate
+        return _DOWN_S, _DOWN_S
 
     def copy_s(self, n_bytes: float) -> float:
         """Seconds to fetch `n_bytes` now: a request, then the bytes behind those on their way."""

@@ -13,7 +13,8 @@ class NoRoute(Exception):
     """No usable instance of a role that the request needs."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: that would double what it costs to make one for every request.
+@dataclass(slots=True)
 class Decision:
     """Where one attempt at a request goes, and why. Keys index the pools of the view.
 

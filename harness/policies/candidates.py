@@ -125,7 +125,7 @@ def _cross(found: Candidate, request: Request, view: View, local: str) -> None:
     path = view.path(found.pool.cluster, local)
     if path is None:
         return
-    ahead_s, link_s = path.ahead_s(), path.sending_s(n_bytes)
+    ahead_s, link_s = path.crossing_s(n_bytes)
     prefill_end_s = found.ttft_s
     behind_s = ahead_s - prefill_end_s
     found.link_s = link_s
@@ -151,22 +151,20 @@ def decide(
     if decode_key < 0:
         raise NoRoute(f"no usable decode instance in {local}")
     return Decision(
-        prefill_cluster=chosen.pool.cluster,
-        prefill_key=chosen.key,
-        decode_cluster=local,
-        decode_key=decode_key,
-        predicted_work_s=chosen.work_s,
-        cached_tokens=chosen.cached_tokens,
-        held_tokens=chosen.held_tokens,
-        copy_from=chosen.copy_from,
-        reason=reason,
-        alternatives=tuple(
-            (each.pool.cluster, each.ttft_s) for each in considered if each is not None
-        ),
-        predicted_bytes=chosen.wire_bytes,
-        copy_tokens=chosen.copy_tokens,
-        copy_bytes=chosen.copy_bytes,
-        threshold_tokens=threshold_tokens,
+        chosen.pool.cluster,
+        chosen.key,
+        local,
+        decode_key,
+        chosen.work_s,
+        chosen.cached_tokens,
+        chosen.held_tokens,
+        chosen.copy_from,
+        reason,
+        tuple([(each.pool.cluster, each.ttft_s) for each in considered if each is not None]),
+        chosen.wire_bytes,
+        chosen.copy_tokens,
+        chosen.copy_bytes,
+        threshold_tokens,
     )
 
 
