@@ -5,21 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from results.records import RequestRecord
+from results.records import TokenRun
 from results.schemas import ALTERNATIVES, GAPS, RUNS
 
 Column = Sequence[Any]
 _INT32_LIMIT = 2**31 - 1
-_get_runs = attrgetter("token_runs")
 
 
 def to_us(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -29,11 +27,14 @@ def to_us(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def times(values: Column) -> pa.Array:
     """Seconds, or None, to int64 microseconds."""
-    seconds = np.array(values, dtype=np.float64)
+    return times_of(np.array(values, dtype=np.float64))
+
+
+def times_of(seconds: NDArray[np.float64]) -> pa.Array:
+    """Seconds to int64 microseconds; NaN is null."""
     missing = np.isnan(seconds)
     if missing.any():
-        seconds[missing] = 0.0
-        return pa.array(to_us(seconds), mask=missing)
+        return pa.array(to_us(np.where(missing, 0.0, seconds)), mask=missing)
     return pa.array(to_us(seconds))
 
 
@@ -67,6 +68,22 @@ def names(values: Column) -> pa.Array:
     )
 
 
+def converter(field: pa.Field) -> Callable[[Column], pa.Array]:
+    """How the column of a schema's field is made from values of rows."""
+    kind = field.type
+    if field.name.endswith("_us"):
+        return times
+    if pa.types.is_dictionary(kind):
+        return names
+    if pa.types.is_integer(kind):
+        return lambda values: integers(values, kind)
+    if pa.types.is_floating(kind):
+        return numbers
+    if pa.types.is_boolean(kind):
+        return booleans
+    return alternatives
+
+
 def repeated(spans: Iterable[tuple[str, int]]) -> pa.Array:
     """A dictionary column from (name, how many rows) spans."""
     spans = list(spans)
@@ -93,13 +110,12 @@ def alternatives(values: Column) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pairs).cast(ALTERNATIVES)
 
 
-def token_columns(records: Sequence[RequestRecord]) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """The `timing`, `runs` and `gaps_us` columns of tokens.parquet.
+def token_columns(every: Sequence[list[TokenRun]]) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """The `timing`, `runs` and `gaps_us` columns of tokens.parquet from the runs of each record.
 
     A record is kept as runs when these are at most half as many as its tokens, else as gaps. Both
     are exact to the microsecond at the ends of every run, whatever its length.
     """
-    every = list(map(_get_runs, records))
     per_record = np.fromiter(map(len, every), np.int64, len(every))
     total = int(per_record.sum())
     flat = np.fromiter(chain.from_iterable(chain.from_iterable(every)), np.float64, 3 * total)
@@ -109,18 +125,18 @@ def token_columns(records: Sequence[RequestRecord]) -> tuple[pa.Array, pa.Array,
     end_us = to_us(flat[:, 0] + flat[:, 1] * (count - 1))
     span_us = end_us - start_us
 
-    owner = np.repeat(np.arange(len(records)), per_record)
+    owner = np.repeat(np.arange(len(every)), per_record)
     is_first = np.ones(total, np.bool_)
     is_first[1:] = owner[1:] != owner[:-1]
     gap_us = np.zeros(total, np.int64)
     gap_us[1:] = start_us[1:] - end_us[:-1]
     gap_us[is_first] = 0
 
-    tokens = np.bincount(owner, weights=count, minlength=len(records)).astype(np.int64)
-    longest = np.zeros(len(records), np.int64)
+    tokens = np.bincount(owner, weights=count, minlength=len(every)).astype(np.int64)
+    longest = np.zeros(len(every), np.int64)
     np.maximum.at(longest, owner, np.maximum(gap_us, span_us))
     as_gaps = (2 * per_record > tokens) & (longest <= _INT32_LIMIT) & (per_record > 0)
-    chunked = np.bincount(owner, weights=(span_us == 0) & (count > 1), minlength=len(records)) > 0
+    chunked = np.bincount(owner, weights=(span_us == 0) & (count > 1), minlength=len(every)) > 0
 
     timing = np.where(per_record == 0, 3, np.where(chunked, 2, np.where(as_gaps, 1, 0)))
     as_gaps_run = as_gaps[owner]

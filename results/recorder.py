@@ -1,14 +1,13 @@
 """Writes a run's rows to Parquet while it goes, at a few microseconds a request.
 
-Rows are kept as they come, converted to columns in chunks while they are still in the processor's
-cache, and become a row group when there are `row_group_rows` of them. Each row group is readable
-from then on (`results.growing`), so a crash loses at most the open ones.
+Rows are converted to columns in chunks, which become a row group when there are `row_group_rows` of
+them. Each row group is readable from then on (`results.growing`), so a crash loses at most the open
+ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pyarrow as pa
 from results import columns
 from results.growing import GrowingParquet
 from results.records import RequestRecord
+from results.request_rows import RequestRows
 from results.rows import DecisionRow, InstanceRow, LinkRow
 from results.schemas import SCHEMAS, with_metadata
 
@@ -28,72 +28,55 @@ _CHUNK_RUNS = 250_000
 #: A row group is also closed at this size in memory, which bounds it for measured token times.
 _GROUP_BYTES = 64 << 20
 
-Convert = Callable[[Sequence[Any]], pa.Array]
-
-
-def _converter(field: pa.Field) -> Convert:
-    kind = field.type
-    if field.name.endswith("_us"):
-        return columns.times
-    if pa.types.is_dictionary(kind):
-        return columns.names
-    if pa.types.is_integer(kind):
-        return lambda values: columns.integers(values, kind)
-    if pa.types.is_floating(kind):
-        return columns.numbers
-    if pa.types.is_boolean(kind):
-        return columns.booleans
-    return columns.alternatives
-
-
-#: schema field -> how its column is made from the values of the rows, after the first two fields.
+#: How the columns of a table are made from its rows, after the first two.
 _CONVERTERS = {
-    table: [_converter(field) for field in list(schema)[2:]]
-    for table, schema in SCHEMAS.items()
-    if table != "tokens"
+    table: [columns.converter(field) for field in list(SCHEMAS[table])[2:]]
+    for table in ("links", "instances", "decisions")
 }
 
 
-def _attribute(column: str) -> str:
-    return column[:-3] + "_s" if column.endswith("_us") else column
+class _Where:
+    """Where configuration or phase changed among rows not yet converted."""
 
-
-def _getters(table: str) -> list[Callable[[Any], Any]]:
-    names = SCHEMAS[table].names[2:]
-    if table == "requests":
-        return [attrgetter(_attribute(name)) for name in names]
-    return [itemgetter(at) for at in range(len(names))]
-
-
-# A column at a time: a tuple of all fields a row would be garbage that the collector walks.
-_GETTERS = {table: _getters(table) for table in _CONVERTERS}
-
-
-class _Rows:
-    """Rows not yet converted, and where configuration or phase changed among them."""
-
-    __slots__ = ("configuration", "phase", "rows", "spans")
+    __slots__ = ("configuration", "phase", "spans")
 
     def __init__(self) -> None:
         self.configuration = self.phase = ""
-        self.rows: list[Any] = []
         self.spans: list[tuple[str, str, int]] = []
 
-    def begin(self, configuration: str, phase: str) -> None:
-        self.spans.append((configuration, phase, len(self.rows)))
+    def begin(self, configuration: str, phase: str, row: int) -> None:
+        self.spans.append((configuration, phase, row))
         self.configuration, self.phase = configuration, phase
 
-    def take(self) -> tuple[list[Any], list[pa.Array]]:
-        """The rows, with their configuration and phase columns; none are left."""
-        ends = [first for _, _, first in self.spans[1:]] + [len(self.rows)]
+    def take(self, rows: int) -> list[pa.Array]:
+        """The configuration and phase columns of `rows` rows, and start anew."""
+        ends = [first for _, _, first in self.spans[1:]] + [rows]
         counts = [end - first for (_, _, first), end in zip(self.spans, ends, strict=True)]
-        where = [
-            columns.repeated([(each[0], n) for each, n in zip(self.spans, counts, strict=True)]),
-            columns.repeated([(each[1], n) for each, n in zip(self.spans, counts, strict=True)]),
+        spans, self.spans = self.spans, [(self.configuration, self.phase, 0)]
+        return [
+            columns.repeated([(each[0], n) for each, n in zip(spans, counts, strict=True)]),
+            columns.repeated([(each[1], n) for each, n in zip(spans, counts, strict=True)]),
         ]
+
+
+class _Rows:
+    """Rows of links, instances or decisions not yet converted."""
+
+    __slots__ = ("rows", "table", "where")
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+        self.rows: list[Any] = []
+        self.where = _Where()
+
+    def take(self) -> list[pa.Array]:
+        """All columns; no rows are left."""
+        where = self.where.take(len(self.rows))
         rows, self.rows = self.rows, []
-        self.spans = [(self.configuration, self.phase, 0)]
-        return rows, where
+        # A column at a time: transposing rows at once walks memory the other way.
+        return where + [
+            convert([row[at] for row in rows]) for at, convert in enumerate(_CONVERTERS[self.table])
+        ]
 
 
 class _Group:
@@ -105,14 +88,13 @@ class _Group:
         self._chunks: list[pa.Table] = []
         self._rows = self._bytes = 0
 
-    def add(self, arrays: list[pa.Array]) -> pa.Table:
+    def add(self, arrays: list[pa.Array]) -> None:
         chunk = pa.Table.from_arrays(arrays, schema=self.file.schema)
         self._chunks.append(chunk)
         self._rows += chunk.num_rows
         self._bytes += chunk.nbytes
         if self._rows >= self._max_rows or self._bytes >= _GROUP_BYTES:
             self.write()
-        return chunk
 
     def write(self) -> None:
         if self._chunks:
@@ -126,8 +108,8 @@ class Recorder:
     """Creates requests, tokens, links, instances and decisions .parquet in `directory`.
 
     `meta` goes into each file's key-value metadata (commit, seed, clock mode, scale factors, ...);
-    leave out what differs between equal runs where equal bytes are wanted. A record handed in must
-    not change any more. Raises OSError.
+    leave out what differs between equal runs where equal bytes are wanted. A record may be reused
+    once handed in, but not its `token_runs`. Raises OSError.
     """
 
     def __init__(
@@ -145,50 +127,42 @@ class Recorder:
             )
             for table in SCHEMAS
         }
-        self._requests = _Rows()
-        self._runs = 0
-        self._others = {table: _Rows() for table in ("links", "instances", "decisions")}
+        self._requests = RequestRows()
+        self._where = _Where()
+        self._others = {table: _Rows(table) for table in _CONVERTERS}
         self._decisions = self._others["decisions"]
 
     def request(self, record: RequestRecord, configuration: str, phase: str) -> None:
         """A request that ended; its tokens go to tokens.parquet."""
-        waiting = self._requests
-        if configuration is not waiting.configuration or phase is not waiting.phase:
-            waiting.begin(configuration, phase)
-        rows = waiting.rows
-        rows.append(record)
-        self._runs += len(record.token_runs)
-        if len(rows) >= self._chunk_rows or self._runs >= _CHUNK_RUNS:
+        where, requests = self._where, self._requests
+        if configuration is not where.configuration or phase is not where.phase:
+            where.begin(configuration, phase, requests.rows)
+        requests.add(record)
+        if requests.rows >= self._chunk_rows or requests.runs >= _CHUNK_RUNS:
             self._convert_requests()
 
     def decision(self, row: DecisionRow, configuration: str, phase: str) -> None:
-        waiting = self._decisions
-        if configuration is not waiting.configuration or phase is not waiting.phase:
-            waiting.begin(configuration, phase)
-        rows = waiting.rows
-        rows.append(row)
-        if len(rows) >= self._chunk_rows:
-            self._convert("decisions", waiting)
+        self._add(self._decisions, row, configuration, phase)
 
     def link(self, row: LinkRow, configuration: str, phase: str) -> None:
-        self._add("links", row, configuration, phase)
+        self._add(self._others["links"], row, configuration, phase)
 
     def instance(self, row: InstanceRow, configuration: str, phase: str) -> None:
-        self._add("instances", row, configuration, phase)
+        self._add(self._others["instances"], row, configuration, phase)
 
-    def _add(self, table: str, row: Any, configuration: str, phase: str) -> None:
-        waiting = self._others[table]
-        if configuration != waiting.configuration or phase != waiting.phase:
-            waiting.begin(configuration, phase)
-        waiting.rows.append(row)
-        if len(waiting.rows) >= self._chunk_rows:
-            self._convert(table, waiting)
+    def _add(self, waiting: _Rows, row: Any, configuration: str, phase: str) -> None:
+        where, rows = waiting.where, waiting.rows
+        if configuration is not where.configuration or phase is not where.phase:
+            where.begin(configuration, phase, len(rows))
+        rows.append(row)
+        if len(rows) >= self._chunk_rows:
+            self._convert(waiting)
 
     def flush(self) -> None:
         """Close the open row groups now. In real time, call it every half minute or so."""
         self._convert_requests()
-        for table, waiting in self._others.items():
-            self._convert(table, waiting)
+        for waiting in self._others.values():
+            self._convert(waiting)
         for group in self._groups.values():
             group.write()
 
@@ -199,23 +173,12 @@ class Recorder:
             group.file.close({COMPLETE_KEY: "true" if complete else "false"})
 
     def _convert_requests(self) -> None:
-        if not self._requests.rows:
-            return
-        self._runs = 0
-        records, where = self._requests.take()
-        chunk = self._groups["requests"].add(where + _columns("requests", records))
-        ids, first_us = chunk["id"].chunk(0), chunk["first_token_us"].chunk(0)
-        timing, runs, gaps_us = columns.token_columns(records)
-        self._groups["tokens"].add([*where, ids, timing, first_us, runs, gaps_us])
+        if self._requests.rows:
+            where = self._where.take(self._requests.rows)
+            requests, tokens = self._requests.take()
+            self._groups["requests"].add(where + requests)
+            self._groups["tokens"].add(where + tokens)
 
-    def _convert(self, table: str, waiting: _Rows) -> None:
+    def _convert(self, waiting: _Rows) -> None:
         if waiting.rows:
-            rows, where = waiting.take()
-            self._groups[table].add(where + _columns(table, rows))
-
-
-def _columns(table: str, rows: list[Any]) -> list[pa.Array]:
-    return [
-        convert(list(map(get, rows)))
-        for convert, get in zip(_CONVERTERS[table], _GETTERS[table], strict=True)
-    ]
+            self._groups[waiting.table].add(waiting.take())
