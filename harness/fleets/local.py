@@ -21,7 +21,7 @@ import aiohttp
 from engine.cache.checkpoints import CheckpointPolicy
 from engine.model.config import ModelConfig, shape
 from harness.directory import PrefixDirectory
-from harness.errors import NotReady
+from harness.errors import BadInput, NotReady
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.nursery import Nursery, last_line
 from harness.instances.remote import DataAddress, RemoteInstance
@@ -40,8 +40,12 @@ from workloads.scaling import TokenScale
 
 START_TIMEOUT_S = 30.0
 POLL_S = 0.02
+#: A healthy worker answers in milliseconds; on a busy host in tenths of a second.
+HEARTBEAT_S, SILENCE_S = 0.5, 3.0
 #: Admission to a paced decode batch is possible this many times a (scaled) step.
 DECODE_PHASES = 16
+#: TCP connections between two workers: the scaled link is slow, and each costs a thread.
+LANES = 2
 PAGES, SLOTS = 16_384, 512
 ORACLE = "oracle"
 
@@ -105,6 +109,11 @@ class LocalFleets:
 
     async def open(self, experiment: Experiment, configuration: ConfigurationSpec) -> LocalFleet:
         """Raises NotReady when a worker or the link does not come up; nothing is left then."""
+        if configuration.queue.discipline != "fifo":
+            raise BadInput(
+                f"{configuration.name}: queue.discipline {configuration.queue.discipline!r} is for "
+                "simulate; workers take prompts in order of arrival (fifo)"
+            )
         logs = self._logs / configuration.name
         logs.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="prfaas-"))
@@ -147,6 +156,7 @@ class LocalFleet:
         self._nursery: Nursery | None = None
         self._shaped: ShapedLink | None = None
         self._workers: dict[str, _Worker] = {}
+        self._watchers: list[asyncio.Future[None]] = []
         self._start_s = 0.0
         self._closing = False
 
@@ -169,12 +179,19 @@ class LocalFleet:
         )
         self.view.byte_scale = scale.byte_scale
         self.prefixes = self._directory(specs)
+        self._watchers = [
+            asyncio.ensure_future(self._watch(each))
+            for each in self.instances.values()
+            if isinstance(each, RemoteInstance)
+        ]
         if self._shaped is not None:
             self._shaped.start_schedule()
         self._start_s = time.monotonic() - began_s
 
     async def close(self) -> None:
         self._closing = True
+        for watcher in self._watchers:
+            watcher.cancel()
         for worker in self._workers.values():
             await worker.session.close()
         if self._nursery is not None:
@@ -191,6 +208,7 @@ class LocalFleet:
             "model": self._owner.model.name,
             "start_s": round(self._start_s, 3),
             "workers": len(remote),
+            "queue_discipline": "fifo",
             "lost_workers": sorted(each.spec.name for each in remote if each.lost),
             "paced_steps": sum(each.paced_jobs for each in remote),
             "pacing_overruns": sum(each.overruns for each in remote),
@@ -213,6 +231,17 @@ class LocalFleet:
         oracle = self.instances[ORACLE]
         assert isinstance(oracle, RemoteInstance)
         return await oracle.generate(request) == token_ids
+
+    async def _watch(self, instance: RemoteInstance) -> None:
+        """A worker that is stopped, not dead, answers nothing and ends nothing: it is lost too."""
+        while not instance.lost:
+            await asyncio.sleep(HEARTBEAT_S)
+            if not await instance.alive(SILENCE_S):
+                self._lost(instance.spec, f"no answer within {SILENCE_S:g} s")
+
+    def _page_tokens(self) -> int:
+        emulate = self._owner.experiment.emulate
+        return emulate.page_tokens * emulate.token_scale
 
     def _write_pacing(self) -> None:
         for cluster, profile in self._owner.profiles.items():
@@ -241,7 +270,7 @@ class LocalFleet:
             host, port = await self._shaped.expose(PD, local.host, local.port)
             across = DataAddress(host, port, local.incarnation)
         self.instances[spec.name] = RemoteInstance(
-            spec, worker.session, local, across, self._engine_request
+            spec, worker.session, local, across, self._engine_request, self._page_tokens()
         )
 
     def _argv(self, spec: InstanceSpec, socket: Path) -> list[str]:
@@ -261,6 +290,7 @@ class LocalFleet:
             "slots": SLOTS,
             "pacing": pacing,
             "data-host": host,
+            "lanes": LANES,
         }
         argv = [word for key, value in words.items() for word in (f"--{key}", str(value))]
         # The link's own namespaces hold nobody but this run's workers.

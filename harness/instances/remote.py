@@ -63,7 +63,9 @@ class RemoteInstance:
         local_data: DataAddress,
         across_link: DataAddress | None,
         engine_request: EngineRequest,
+        page_tokens: int,
     ) -> None:
+        """`page_tokens` is a cache page of the worker in tokens of the modelled system."""
         self.spec = spec
         self.role = spec.role
         self.local_data = local_data
@@ -72,6 +74,7 @@ class RemoteInstance:
         self.paced_jobs = 0
         self._session = session
         self._engine_request = engine_request
+        self._page_tokens = page_tokens
         self._loop = asyncio.get_running_loop()
         self._abandoning: set[asyncio.Task[None]] = set()
         self._lost: asyncio.Future[str] = self._loop.create_future()
@@ -139,6 +142,14 @@ class RemoteInstance:
         await self._guard(self._post("/convert", {"role": role.value}, timeout_s=None))
         self.role = role
 
+    async def alive(self, timeout_s: float) -> bool:
+        """Whether the worker answers at all within `timeout_s`."""
+        try:
+            async with self._session.get("/health", timeout=_timeout(timeout_s)):
+                return True
+        except (aiohttp.ClientError, TimeoutError, ConnectionError):
+            return False
+
     async def stats(self) -> dict[str, Any]:
         async with self._session.get("/stats", timeout=_timeout(CONTROL_TIMEOUT_S)) as response:
             return await response.json()
@@ -178,6 +189,7 @@ class RemoteInstance:
             "attempt": attempt,
             "prompt": prompt,
             "system_tokens": request.input_tokens,
+            "block_tokens": self._page_tokens,
             "tenant": request.tenant,
             "cached_tokens": 0,
             "held_tokens": 0,

@@ -30,7 +30,7 @@ latency_warmup_s = 5
 latency_window_s = 25
 
 [emulate]
-time_scale = 5
+time_scale = 10
 verify_least = 5
 # Two busy cores miss deadlines; a timing never decides a test.
 overrun_limit = 1.0

@@ -89,7 +89,7 @@ def test_requests_cross_the_link_and_their_tokens_are_verified(cli, experiment_f
 
 def test_a_killed_decode_worker_loses_no_request(cli, experiment_file):
     process = cli.start(
-        "run", str(experiment_file), "--json", "--set", "measure.capacity_window_s=60"
+        "run", str(experiment_file), "--json", "--set", "measure.capacity_window_s=100"
     )
     logs = cli.folder / "runs"
     wait_for(lambda: list(logs.glob("*/workers/prfaas/pd-2.log")), 60, "a decode worker")
@@ -127,7 +127,7 @@ def listens_as(pid: int, name: str) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_drains_writes_and_leaves_nothing(cli, experiment_file, number):
     process = cli.start(
-        "run", str(experiment_file), "--json", "--set", "measure.capacity_window_s=300"
+        "run", str(experiment_file), "--json", "--set", "measure.capacity_window_s=600"
     )
     logs = cli.folder / "runs"
     wait_for(
@@ -170,3 +170,27 @@ def test_a_worker_that_cannot_start_is_one_clear_line(cli, experiment_file):
     lines = [line for line in done.stderr.splitlines() if line.startswith("prfaas run:")]
     assert len(lines) == 1
     assert "died at start" in lines[0] and "Traceback" not in done.stderr
+
+
+def test_a_stopped_worker_is_noticed_and_routed_around(cli, experiment_file):
+    process = cli.start(
+        "run", str(experiment_file), "--json", "--set", "measure.capacity_window_s=100"
+    )
+    logs = cli.folder / "runs"
+    wait_for(
+        lambda: "capacity at" in "".join(p.read_text() for p in logs.glob("*/log.jsonl")),
+        60,
+        "the first phase",
+    )
+    descendants = children(process.pid)
+    victim = next(pid for pid in descendants if listens_as(pid, "prfaas-0.sock"))
+    time.sleep(3)
+    os.kill(victim, signal.SIGSTOP)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    summary = json.loads(out)
+    (configuration,) = summary["configurations"]
+    assert all(balance(phase["counts"]) for phase in configuration["phases"])
+    assert configuration["phases"][0]["counts"]["failed"] == 0
+    assert summary["extra"]["fleets"]["prfaas"]["lost_workers"] == ["prfaas-0"]
+    assert_nothing_left(process.pid, descendants)
