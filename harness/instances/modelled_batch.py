@@ -92,10 +92,9 @@ class StepClock:
         self.anchor_s = now_s
 
     def change_step(self, boundary: int, step_s: float) -> None:
-        """Steps from `boundary` on last `step_s`. Equal steps stay one segment."""
-        if step_s != self.step_s or boundary == self.anchor:
-            self.close(boundary)
-            self.step_s = step_s
+        """Steps from `boundary` on last `step_s`, in a segment of their own."""
+        self.close(boundary)
+        self.step_s = step_s
 
     def close(self, boundary: int) -> None:
         """Begin a new segment at `boundary`."""

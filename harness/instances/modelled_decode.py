@@ -37,14 +37,19 @@ class Sender(Protocol):
     def destination_lost(self, error: InstanceLost) -> None: ...
 
 
-class Incoming:
-    """A cache that is expected, arriving, or here and not yet decoded, and its memory."""
+class Incoming(Reservation):
+    """The memory of a cache, with its sender until it is here (they refer to each other)."""
 
-    __slots__ = ("memory", "sender")
+    __slots__ = ("sender",)
 
     def __init__(self, n_bytes: float, sender: Sender) -> None:
-        self.memory = Reservation(n_bytes, sender.memory_granted)
+        self.n_bytes = n_bytes
+        self.asked = self.granted = False
         self.sender: Sender | None = sender
+
+    def on_grant(self) -> None:
+        if self.sender is not None:
+            self.sender.memory_granted()
 
 
 class DecodeWork(asyncio.Future[DecodeDone]):
@@ -112,7 +117,7 @@ class DecodeStage:
                 f"there are {self.memory.capacity_bytes:.0f}"
             )
         incoming = self._incoming[key] = Incoming(n_bytes, sender)
-        return incoming.memory
+        return incoming
 
     def arrived(self, key: Key) -> None:
         """The whole cache is here; it now waits for `submit` or `forget`."""
@@ -122,7 +127,8 @@ class DecodeStage:
         """Nobody will decode it: free its memory. Idempotent."""
         incoming = self._incoming.pop(key, None)
         if incoming is not None:
-            self.memory.free(incoming.memory)
+            incoming.sender = None
+            self.memory.free(incoming)
             self._on_change()
 
     def submit(self, job: DecodeJob) -> DecodeWork:
@@ -130,7 +136,7 @@ class DecodeStage:
         incoming = self._incoming.pop((job.request.id, job.attempt), None)
         if incoming is None:
             raise InstanceLost(self.name, f"holds no cache of request {job.request.id}")
-        work = DecodeWork(self, job, incoming.memory)
+        work = DecodeWork(self, job, incoming)
         self.batch.add(work)
         return work
 

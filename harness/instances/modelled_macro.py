@@ -170,9 +170,11 @@ class MacroBatch:
                 clock.idle_until(now_s)
             boundary = clock.anchor
         if running and running[0][0] <= boundary:
-            self._arm(clock.at(running[0][0]))
+            leaves_s = clock.at(running[0][0])
+            if leaves_s < self._timer_s:
+                self._arm(leaves_s)
         else:
-            self._pass_boundary(boundary)
+            self._go_on(boundary)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -203,7 +205,7 @@ class MacroBatch:
         return leaves
 
     def _pass_boundary(self, boundary: int) -> None:
-        """At `boundary`, which may lie ahead: who is done leaves, who waits comes in."""
+        """At `boundary`: who is done leaves, who waits comes in."""
         clock, running = self._clock, self._running
         finished: list[tuple[Member, list[TokenRun]]] = []
         while running and running[0][0] <= boundary:
@@ -211,19 +213,29 @@ class MacroBatch:
             if not member.done():
                 self._leave(member, boundary)
                 finished.append((member, clock.runs(member.admitted_at, boundary)))
+        self._go_on(boundary)
+        for member, runs in finished:
+            member.finish(runs)
+
+    def _go_on(self, boundary: int) -> None:
+        """From `boundary` on, which may lie ahead: who waits comes in, and steps last as long as
+        the new batch takes."""
+        clock = self._clock
         if self._contextual:
             self._move_context(boundary)
         if self._waiting:
             self._admit(boundary)
-        if self._batch:
-            clock.change_step(boundary, self._times.step_s(self._batch, self._context_tokens))
-            self._arm(clock.at(self._next_event()))
-        else:
+        if not self._batch:
             clock.close(boundary)
-        if clock.crowded and running:
-            clock.forget_before(min(member.admitted_at for _, _, member in running))
-        for member, runs in finished:
-            member.finish(runs)
+            return
+        step_s = self._times.step_s(self._batch, self._context_tokens)
+        if step_s != clock.step_s or boundary == clock.anchor:
+            clock.change_step(boundary, step_s)
+            if clock.crowded:
+                clock.forget_before(min(member.admitted_at for _, _, member in self._running))
+        when_s = clock.at(self._next_event())
+        if when_s < self._timer_s:
+            self._arm(when_s)
 
     def _admit(self, boundary: int) -> None:
         waiting, max_batch = self._waiting, self._max_batch
@@ -248,12 +260,12 @@ class MacroBatch:
         self._context_at = boundary
 
     def _arm(self, when_s: float) -> None:
-        """One timer; one that is set for an earlier time stays and looks again."""
-        if when_s < self._timer_s:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_s = when_s
-            self._timer = self._loop.call_at(when_s, self._on_timer)
+        """Set the one timer, for an earlier time than it has; a timer that comes too early looks
+        again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_s = when_s
+        self._timer = self._loop.call_at(when_s, self._on_timer)
 
     def _disarm(self) -> None:
         if self._timer is not None:

@@ -7,19 +7,20 @@ preempted for memory and waiting for a grant cannot deadlock: whoever holds memo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 
 class Reservation:
     """Memory for one request, from the moment it is asked for until it is freed."""
 
-    __slots__ = ("asked", "granted", "n_bytes", "on_grant")
+    __slots__ = ("asked", "granted", "n_bytes")
 
-    def __init__(self, n_bytes: float, on_grant: Callable[[], None]) -> None:
+    def __init__(self, n_bytes: float) -> None:
         self.n_bytes = n_bytes
-        self.on_grant = on_grant
         self.asked = False
         self.granted = False
+
+    def on_grant(self) -> None:
+        """It is granted after a wait."""
 
 
 class MemoryLedger:
@@ -38,7 +39,7 @@ class MemoryLedger:
         return len(self._waiting)
 
     def ask(self, reservation: Reservation) -> bool:
-        """Whether it is granted at once; else `on_grant` is called when it is."""
+        """Whether it is granted at once; else its `on_grant` is called when it is."""
         reservation.asked = True
         if self._waiting or self.used_bytes + reservation.n_bytes > self.capacity_bytes:
             self._waiting.append(reservation)
@@ -57,9 +58,8 @@ class MemoryLedger:
         waiting = self._waiting
         while waiting and self.used_bytes + waiting[0].n_bytes <= self.capacity_bytes:
             head = waiting.popleft()
-            on_grant = head.on_grant
             self._grant(head)
-            on_grant()
+            head.on_grant()
 
     def reset(self) -> None:
         """All memory is lost with the instance; nobody is told."""
@@ -70,11 +70,6 @@ class MemoryLedger:
 
     def _grant(self, reservation: Reservation) -> None:
         reservation.granted = True
-        # It usually is a method of what holds the reservation: let go, or both outlive their use.
-        reservation.on_grant = _nobody
-        self.used_bytes += reservation.n_bytes
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-
-
-def _nobody() -> None:
-    """Who is told of a grant that has been given."""
+        self.used_bytes = used_bytes = self.used_bytes + reservation.n_bytes
+        if used_bytes > self.peak_bytes:
+            self.peak_bytes = used_bytes
