@@ -26,6 +26,9 @@ from harness.ports import (
 )
 from workloads.request import Request
 
+# Looked up several times a request; an enumeration's attributes are slow to find.
+_PREFILL, _DECODE = Role.PREFILL, Role.DECODE
+
 
 class DeviceProfile(Protocol):
     """What a modelled instance reads of a device profile (see `harness.profiles`)."""
@@ -108,7 +111,7 @@ class ModelledInstance:
 
     def prefill(self, job: PrefillJob) -> PrefillWork:
         """Queue, compute and push; see harness.ports.Instance. Starts at once, awaited or not."""
-        self._check_takes(Role.PREFILL)
+        self._check_takes(_PREFILL)
         destination, link = job.destination, job.link
         assert isinstance(destination, ModelledInstance)
         assert link is None or isinstance(link, FluidLink)
@@ -126,7 +129,7 @@ class ModelledInstance:
 
     def decode_stage(self) -> DecodeStage:
         """Where caches for this instance go. Raises InstanceLost when it takes none."""
-        self._check_takes(Role.DECODE)
+        self._check_takes(_DECODE)
         if self._decode is None:
             raise InstanceLost(self.spec.name, "its profile has no decode")
         return self._decode
@@ -242,9 +245,10 @@ class ModelledInstance:
 
     def _on_change(self) -> None:
         draining = self._draining
+        if draining is None:
+            return
         if (
-            draining is not None
-            and not draining.done()
+            not draining.done()
             and self._prefill.idle
             and (self._decode is None or self._decode.idle)
         ):

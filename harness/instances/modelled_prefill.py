@@ -14,7 +14,14 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from harness.instances.modelled_decode import DecodeStage, Key
-from harness.instances.modelled_prompt import PrefillProfile, PrefillRules, PrefillWork, State
+from harness.instances.modelled_prompt import (
+    COMPUTING,
+    QUEUED,
+    SENDING,
+    PrefillProfile,
+    PrefillRules,
+    PrefillWork,
+)
 from harness.links.fluid import FluidLink
 from harness.ports import InstanceLost, PrefillDone, PrefillJob, ServingError
 
@@ -112,7 +119,7 @@ class PrefillStage:
         """`work` was cancelled or has failed: free all it has. A chunk that runs ends first."""
         if self._works.pop(work.key, None) is None:
             return
-        if work.state is State.QUEUED:
+        if work.state is QUEUED:
             self._queued -= 1
         elif work is self._current:
             self._let_chunk_end(work)
@@ -137,16 +144,10 @@ class PrefillStage:
         wire_bytes = 0 if work.link is None else round(work.n_bytes)
         now_s = self.loop.time()
         work.set_result(
-            PrefillDone(
-                work.started_s,
-                work.finished_s,
-                now_s,
-                wire_bytes,
-                cached_tokens=work.cached_tokens,
-            )
+            PrefillDone(work.started_s, work.finished_s, now_s, wire_bytes, -1, work.cached_tokens)
         )
         work.flow = None
-        self._free(work)
+        self._held_bytes = self._held_bytes - work.n_bytes if self._works else 0.0
         if self._queued:
             self._start_next()
         self._on_change()
@@ -180,7 +181,7 @@ class PrefillStage:
             return
         self._stop(work)
         self._slowdown = factor
-        self._run(work)
+        self._run(work, self.loop.time())
 
     def pause(self) -> None:
         """Freeze. Idempotent."""
@@ -200,7 +201,7 @@ class PrefillStage:
             return
         self._paused = False
         if self._current is not None:
-            self._run(self._current)
+            self._run(self._current, self.loop.time())
         elif self._chunk_left_s > 0.0:
             self._chunk_timer = self.loop.call_later(self._chunk_left_s, self._chunk_ended)
             self._chunk_left_s = 0.0
@@ -210,7 +211,7 @@ class PrefillStage:
     # The queue ----------------------------------------------------------------------------------
 
     def _enqueue(self, work: PrefillWork) -> None:
-        work.state = State.QUEUED
+        work.state = QUEUED
         rank = self.rules.discipline.rank(work.enqueued_s, work.work_s - work.done_s)
         self._pushes += 1
         self._queued += 1
@@ -222,25 +223,23 @@ class PrefillStage:
             heapq.heappop(queue)
         return queue[0] if queue else None
 
-    def _take(self) -> PrefillWork | None:
-        """Out of the queue: the head, or while that has no room, the best that already has some.
+    def _take(self, head: PrefillWork) -> PrefillWork | None:
+        """Out of the queue: its head, or while that has no room, the best that already has some.
 
         Without the second a head could wait for ever for the memory of one that it preempted.
         """
-        head = self._head()
-        if head is None:
-            return None
-        if self._fits(head[2]):
+        if self._fits(head):
             heapq.heappop(self._queue)
         else:
             begun = [entry for entry in self._queue if entry[2].started and not entry[2].done()]
             if not begun:
                 return None
-            head = min(begun)
-            self._queue.remove(head)
+            best = min(begun)
+            self._queue.remove(best)
             heapq.heapify(self._queue)
+            head = best[2]
         self._queued -= 1
-        return head[2]
+        return head
 
     def _fits(self, work: PrefillWork) -> bool:
         held_bytes = self._held_bytes
@@ -249,16 +248,19 @@ class PrefillStage:
     def _start_next(self) -> None:
         if self._current is not None or self._chunk_timer is not None or self._paused:
             return
-        work = self._take()
+        head = self._head()
+        work = None if head is None else self._take(head[2])
         if work is None:
             return
+        now_s = self.loop.time()
         if not work.started:
-            work.started_s = self.loop.time()
+            work.started = True
+            work.started_s = now_s
             self._held_bytes += work.n_bytes
             granted = work.destination.memory.ask(work.memory)
             if work.link is not None:
                 work.flow = work.link.open(work.n_bytes, work, held=not granted)
-        self._run(work)
+        self._run(work, now_s)
 
     def _free(self, work: PrefillWork) -> None:
         """The bytes, the flow and the timer of a prompt that leaves this instance."""
@@ -273,11 +275,11 @@ class PrefillStage:
 
     # The device ---------------------------------------------------------------------------------
 
-    def _run(self, work: PrefillWork) -> None:
+    def _run(self, work: PrefillWork, now_s: float) -> None:
         """Compute what is left of `work` from now on."""
         self._current = work
-        work.state = State.COMPUTING
-        now_s = self._since_s = self.loop.time()
+        work.state = COMPUTING
+        self._since_s = now_s
         slowdown = self._slowdown
         finish_s = now_s + (work.work_s - work.done_s) * slowdown
         self._finish_timer = self.loop.call_at(finish_s, self._finish, work)
@@ -315,7 +317,7 @@ class PrefillStage:
         if self._preempt_timer is not None:
             self._preempt_timer.cancel()
             self._preempt_timer = None
-        work.state = State.SENDING
+        work.state = SENDING
         work.finished_s = now_s
         if not work.memory.granted:
             work.grant_timer = self.loop.call_later(
@@ -323,7 +325,7 @@ class PrefillStage:
             )
         elif work.link is None:
             self.hand_over(work)
-        if self._current is None:
+        if self._queued and self._current is None:
             self._start_next()
 
     def _done_s(self, work: PrefillWork) -> float:

@@ -50,6 +50,10 @@ class State(IntEnum):
     SENDING = 2
 
 
+# Looked up several times a request; an enumeration's attributes are slow to find.
+QUEUED, COMPUTING, SENDING = State
+
+
 class Stage(Protocol):
     """The instance's prefill side, as its prompts see it (`modelled_prefill.PrefillStage`)."""
 
@@ -83,6 +87,7 @@ class PrefillWork(asyncio.Future[PrefillDone]):
         "memory",
         "n_bytes",
         "stage",
+        "started",
         "started_s",
         "state",
         "work_s",
@@ -95,29 +100,26 @@ class PrefillWork(asyncio.Future[PrefillDone]):
         destination: DecodeStage,
         link: FluidLink | None,
     ) -> None:
-        super().__init__(loop=stage.loop)
-        request, profile = job.request, stage.profile
+        loop, profile, request = stage.loop, stage.profile, job.request
+        super().__init__(loop=loop)
+        tokens, cached_tokens = request.input_tokens, job.cached_tokens
         self.stage = stage
         self.key: Key = (request.id, job.attempt)
-        self.input_tokens = request.input_tokens
-        self.cached_tokens = job.cached_tokens
+        self.input_tokens = tokens
+        self.cached_tokens = cached_tokens
         self.destination = destination
         self.link = link
-        self.state = State.QUEUED
-        self.work_s = profile.prefill_s(request.input_tokens, job.cached_tokens)
-        self.n_bytes = profile.kv_bytes(request.input_tokens, job.held_tokens)
+        self.state = QUEUED
+        self.work_s = profile.prefill_s(tokens, cached_tokens)
+        self.n_bytes = profile.kv_bytes(tokens, job.held_tokens)
         self.memory: Reservation = destination.expect(request, self.key, self)
-        self.enqueued_s = stage.loop.time()
+        self.enqueued_s = loop.time()
         #: Seconds of work done by the last time it was stopped.
         self.done_s = 0.0
-        self.started_s = math.nan
-        self.finished_s = math.nan
+        self.started = False
+        self.started_s = self.finished_s = math.nan
         self.flow: Flow | None = None
         self.grant_timer: asyncio.TimerHandle | None = None
-
-    @property
-    def started(self) -> bool:
-        return self.started_s == self.started_s
 
     def cancel(self, msg: object = None) -> bool:
         if super().cancel(msg):
@@ -131,7 +133,7 @@ class PrefillWork(asyncio.Future[PrefillDone]):
             self.grant_timer = None
         if self.flow is not None and self.link is not None:
             self.link.release(self.flow)
-        elif self.state is State.SENDING:
+        elif self.state is SENDING:
             self.stage.hand_over(self)
 
     def destination_lost(self, error: InstanceLost) -> None:
