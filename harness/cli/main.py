@@ -47,7 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, (module_name, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(
-            name, help=summary, description=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=summary,
+            description=summary,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name == chosen:
             module = importlib.import_module(module_name)
