@@ -8,12 +8,15 @@ of the log decay within the chunk, S0 the state before it (V-first) and e = exp:
     o_i = (q_i e(G_i)) S0^T + sum_{j <= i} (q_i . e(G_i - G_j) . k_j) R_j
     S1  = S0 Diag(e(G_C)) + R^T (k e(G_C - G))
 
-Both C x C matrices are built by doubling blocks. Where two blocks of s tokens meet at a boundary b,
-e(G_i - G_j) = e(G_i - G_b) e(G_b - G_j) for i behind and j before it: a matrix product of two
-factors <= 1. No exponent above 0 is ever taken, so strong gates underflow and never overflow. The
-system is solved by block substitution in the same steps: with P, Q the inverses of both blocks and
-A21 the new corner, the corner of the doubled inverse is -Q A21 P. An entry of any of these inverses
-is -beta_i k_i^T (product of decays and of I - beta k k^T) k_j, so at most 1: nothing grows.
+All of it is built by doubling blocks of s = 1, 2, 4 .. tokens. Each token carries its decay since
+its block's start and to its block's end. Where two blocks meet at a boundary b,
+e(G_i - G_j) = e(G_i - G_b) e(G_b - G_j) for i behind and j before it, so the new corner of a C x C
+matrix is a product of two factors <= 1 that are at hand; then the decays are extended to the
+doubled block. The only exponential taken is e(g): strong gates underflow to zero, nothing
+overflows, and no large sums are subtracted. The system is solved by block substitution in the same
+steps: with P, Q the inverses of both blocks and A21 the new corner, the corner of the doubled
+inverse is -Q A21 P. An entry of any of these inverses is -beta_i k_i^T (product of decays and of
+I - beta k k^T) k_j, so at most 1: nothing grows.
 """
 
 from __future__ import annotations
@@ -31,9 +34,6 @@ CHUNK = 32
 
 _SPAN = 32
 """Chunks handled together: bounds the temporaries to what a cache level holds."""
-
-_MIN_LOG_DECAY = -30.0
-"""e(-30) is below fp32 resolution; the clamp keeps the running sums small enough to subtract."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def kda_chunked(
     flat = [x.reshape(n_rows * heads, -1) for x in (q, k, g, v, beta)]
     # One row more than there are: padding positions are written there.
     out = v.new_empty(n_rows * heads + 1, d_v)
-    current = state[list(plan.ranked)]
+    current = state[list(plan.ranked)].flatten(0, 1)
     captured: dict[tuple[int, int], Tensor] = {}
     step = first = 0
     while step < len(plan.steps):
@@ -128,34 +128,34 @@ def kda_chunked(
             [x.index_select(0, index).view(count, heads, CHUNK, -1) for x in flat],
             padding if padded else None,
         )
-        before = torch.empty(count, *current.shape[1:])
+        before = torch.empty(count * heads, *current.shape[1:])
         at = 0
         for s in range(step, last):
-            n = plan.steps[s]
+            n = plan.steps[s] * heads
             here, live = slice(at, at + n), current[:n]
             before[here] = live
             residual = parts.u[here]
-            residual -= parts.w[here] @ live.transpose(-1, -2)
+            residual.baddbmm_(parts.w[here], live.transpose(-1, -2), alpha=-1)
             live *= parts.decay[here]
-            live += residual.transpose(-1, -2) @ parts.k_end[here]
+            live.baddbmm_(residual.transpose(-1, -2), parts.k_end[here])
             for rank, offset in plan.ends[s]:
-                captured[plan.ranked[rank], offset] = current[rank].clone()
+                captured[plan.ranked[rank], offset] = current.view_as(state)[rank].clone()
             at += n
         result = parts.q_start @ before.transpose(-1, -2)
-        result += parts.qk @ parts.u
+        result.baddbmm_(parts.qk, parts.u)
         if padded:
             aside = padding.unsqueeze(1).expand(-1, heads, -1).flatten()
             index = index.masked_fill(aside, n_rows * heads)
         out.index_copy_(0, index, result.view(-1, d_v))
         step, first = last, first + count
-    final = torch.empty_like(current)
-    final[list(plan.ranked)] = current
+    final = torch.empty_like(state)
+    final[list(plan.ranked)] = current.view_as(state)
     return out[:-1].view(n_rows, heads, d_v), final, captured
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    """Per chunk and head: u [C, V] (becomes the residual R), w [C, K], qk [C, C],
+    """For n chunks of H heads, [n H, ., .]: u [C, V] (becomes the residual R), w [C, K], qk [C, C],
     q_start = q e(G) [C, K], k_end = k e(G_C - G) [C, K], decay = e(G_C) [1, K]."""
 
     u: Tensor
@@ -173,35 +173,37 @@ def _within_chunks(gathered: list[Tensor], padding: Tensor | None) -> _Chunks:
     if padding is not None:
         for x in (k, g, beta):
             x.masked_fill_(padding[:, None, :, None], 0)
-    total = g.clamp_(min=_MIN_LOG_DECAY).cumsum(-2)
-    grown = total.exp()
-    qk, inverse = _doubled(q, k, total, beta)
+    qk, inverse, since_start, to_end = _doubled(q, k, g.exp_(), beta)
     u = inverse @ v.mul_(beta)
-    w = inverse @ (k * grown).mul_(beta)
-    k_end = (total[..., -1:, :] - total).exp_().mul_(k)
-    return _Chunks(u, w, qk, q.mul_(grown), k_end, grown[..., -1:, :])
+    w = inverse @ (k * since_start).mul_(beta)
+    decay = since_start[..., -1:, :]
+    parts = (u, w, qk, q.mul_(since_start), to_end.mul_(k), decay)
+    return _Chunks(*(part.flatten(0, 1) for part in parts))
 
 
-def _doubled(q: Tensor, k: Tensor, total: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """The lower triangle of q_i . e(total_i - total_j) . k_j with its diagonal, and the inverse of
-    I + A; both [n, H, C, C] with zeros above the diagonal."""
+def _doubled(
+    q: Tensor, k: Tensor, since_start: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`since_start` is each token's own decay e(g) and is overwritten.
+
+    Returns the lower triangle of q_i . e(G_i - G_j) . k_j with its diagonal and the inverse of
+    I + A, both [n, H, C, C] with zeros above the diagonal; and e(G) and e(G_C - G) [n, H, C, K].
+    """
     n, heads, size, d_k = q.shape
     both = torch.stack([q, k], 2)
     blocks, half = size, 1
+    to_end = torch.ones_like(k)
     qk = (q * k).sum(-1).view(n, heads, size, 1, 1)
     inverse = torch.ones_like(qk)
     while blocks > 1:
         blocks //= 2
         shape = (n, heads, blocks, 2, half)
-        before, behind = total.view(*shape, d_k).unbind(3)
-        boundary = before[..., -1:, :]
+        first_since, second_since = since_start.view(*shape, d_k).unbind(3)
+        first_to_end = to_end.view(*shape, d_k)[:, :, :, 0]
         rows = both.view(n, heads, 2, blocks, 2, half, d_k)[:, :, :, :, 1].transpose(2, 3)
-        left = torch.mul(
-            rows,
-            (behind - boundary).exp_().unsqueeze(3),
-            out=q.new_empty(n, heads, blocks, 2, half, d_k),
-        )
-        right = (boundary - before).exp_().mul_(k.view(*shape, d_k)[:, :, :, 0])
+        left = q.new_empty(n, heads, blocks, 2, half, d_k)
+        torch.mul(rows, second_since.unsqueeze(3), out=left)
+        right = first_to_end * k.view(*shape, d_k)[:, :, :, 0]
         met = left.view(n, heads, blocks, 2 * half, d_k) @ right.transpose(-1, -2)
         corner, lower = met.split(half, -2)
         lower = lower * beta.view(*shape, 1)[:, :, :, 1]
@@ -209,8 +211,10 @@ def _doubled(q: Tensor, k: Tensor, total: Tensor, beta: Tensor) -> tuple[Tensor,
         inverse = _joined(first, second, -(second @ lower @ first))
         first, second = qk.view(*shape, half).unbind(3)
         qk = _joined(first, second, corner)
+        first_to_end *= second_since[..., -1:, :]
+        second_since *= first_since[..., -1:, :]
         half *= 2
-    return qk.squeeze(2), inverse.squeeze(2)
+    return qk.squeeze(2), inverse.squeeze(2), since_start, to_end
 
 
 def _joined(first: Tensor, second: Tensor, corner: Tensor) -> Tensor:
