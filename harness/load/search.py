@@ -41,7 +41,8 @@ class Search:
     """Ask `next_rate`, run it, `record` the trial; until `next_rate` is None. Rates in requests/s.
 
     Ends when the bracket's ends differ by less than `precision` (share), or after `max_trials`. A
-    rate at which the client was the limit is a rate that it cannot test: no higher one is tried.
+    rate at which the client was the limit is a rate that it cannot test: no higher one is tried,
+    and after `max_limited` of them the search ends, since the client's machine is the matter.
     """
 
     start: float
@@ -49,6 +50,7 @@ class Search:
     precision: float = 0.05
     max_trials: int = 20
     max_repeats: int = 3
+    max_limited: int = 3
     lowest: float = 0.0
     trials: list[Trial] = field(default_factory=list)
     _met: list[float] = field(default_factory=list)
@@ -57,6 +59,8 @@ class Search:
 
     def next_rate(self) -> float | None:
         if len(self.trials) >= self.max_trials:
+            return None
+        if sum(each.limited for each in self.trials) >= self.max_limited:
             return None
         if self._current is None:
             self._current = self._propose()

@@ -1,0 +1,274 @@
+"""`prfaas load` as a user runs it, against the stub in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harness.cli.main import main
+
+FAST = ("--input-len", "20", "--output-len", "4", "--quiet")
+#: What a busy machine may make of the client is not what these tests are about.
+UNJUDGED = (0, 5)
+
+
+def load(out: Path, *options: str) -> int:
+    return main(["load", "--out", str(out), *options])
+
+
+def only_run(out: Path) -> Path:
+    (run,) = out.iterdir()
+    return run
+
+
+def summary(run: Path) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return made
+
+
+def phase(run: Path, at: int = 0) -> dict[str, Any]:
+    made: dict[str, Any] = summary(run)["configurations"][0]["phases"][at]
+    return made
+
+
+def test_a_run_leaves_a_whole_directory(
+    tmp_path: Path, stub_url: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = stub_url("--ttft-ms", "5", "--itl-ms", "1")
+    code = load(
+        tmp_path, "--base-url", url, "--request-rate", "200", "--num-prompts", "100", *FAST,
+        "--num-warmups", "7", "--goodput", "ttft:60000", "--save-result", "--processes", "2",
+    )  # fmt: skip
+    assert code in UNJUDGED
+    run = only_run(tmp_path)
+    assert (run / "complete").exists()
+    figures = phase(run)
+    assert figures["counts"]["offered"] == figures["counts"]["succeeded"] == 100
+    assert figures["goodput"]["raw"] == 1.0
+    assert figures["ttft"]["p90"]["raw"] >= 0.005
+    requests = pq.read_table(run / "requests.parquet")
+    phases = requests["phase"].to_pylist()
+    assert (phases.count("load"), phases.count("warmup")) == (100, 7)
+    assert requests["tokens_received"].to_pylist() == [4] * 107
+    assert len(set(requests["id"].to_pylist())) == 107
+    assert pq.read_metadata(run / "tokens.parquet").num_rows == 107
+    assert pq.read_metadata(run / "client.parquet").num_rows == 107
+    result = json.loads((run / "result.json").read_text())
+    assert (result["completed"], result["failed"], result["total_output_tokens"]) == (100, 0, 400)
+    assert result["mean_itl_ms"] > 0
+    printed = capsys.readouterr().out
+    assert "100 offered = 100 succeeded + 0 failed + 0 unsent" in printed
+    assert "ITL mean" in printed and "verdict" in printed and "wrote" in printed
+    # Other commands read it.
+    assert main(["results", "describe", str(run)]) == 0
+    assert "INCOMPLETE" not in capsys.readouterr().out
+
+
+def test_a_closed_loop_with_repeats_and_refusals(
+    tmp_path: Path, stub_url: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = stub_url("--refuse-share", "0.25", "--tokens-per-chunk", "2")
+    code = load(
+        tmp_path, "--url", url, "--concurrency", "4", "--request-count", "40", "--repeats", "2",
+        "--endpoint-type", "chat", "--ignore-eos", *FAST,
+    )  # fmt: skip
+    assert code in UNJUDGED
+    run = only_run(tmp_path)
+    whole, first, second = (phase(run, at) for at in range(3))
+    assert (whole["name"], first["name"], second["name"]) == ("load", "load-1", "load-2")
+    assert (whole["counts"]["offered"], whole["counts"]["succeeded"]) == (80, 60)
+    mean = whole["achieved_rate"]
+    assert mean["low"] < mean["raw"] < mean["high"]
+    assert mean["raw"] == pytest.approx(
+        (first["achieved_rate"]["raw"] + second["achieved_rate"]["raw"]) / 2
+    )
+    notes = " ".join(summary(run)["warnings"])
+    assert "several tokens a chunk" in notes
+    assert summary(run)["extra"]["failures"] == {"HTTP 503: overloaded": 20}
+    printed = capsys.readouterr().out
+    assert "chunk gap" in printed and "ITL" not in printed.split("note")[0]
+
+
+def test_a_search_tries_rates_and_reports_them(
+    tmp_path: Path,
+    stub_url: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("harness.load.execute.client_limits", lambda *_: [])
+    code = load(
+        tmp_path, "--base-url", stub_url(), "--request-rate", "40", "--num-prompts", "30", *FAST,
+        "--goodput", "ttft:600000", "--search", "--search-share", "0.7", "--search-max-trials", "3",
+    )  # fmt: skip
+    assert code == 0
+    found = summary(only_run(tmp_path))
+    trials = found["extra"]["search"]["trials"]
+    # All meet a limit of ten minutes, so the rate doubles to the end.
+    assert [each["rate"] for each in trials] == [40, 80, 160]
+    assert [(each["met"], each["offered"]) for each in trials] == [(30, 30)] * 3
+    assert found["configurations"][0]["slo_rate"]["raw"] == 160
+    assert "160 req/s met it for 70% of the requests, - did not" in capsys.readouterr().out
+
+
+def test_goodput_below_what_was_asked_is_exit_code_6(
+    tmp_path: Path, stub_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.load.execute.client_limits", lambda *_: [])
+    url = stub_url("--ttft-ms", "30")
+    code = load(
+        tmp_path, "--base-url", url, "--num-prompts", "5", *FAST,
+        "--goodput", "ttft:1", "--min-goodput", "0.9",
+    )  # fmt: skip
+    assert code == 6
+    assert "goodput 0.000 is below 0.9" in summary(only_run(tmp_path))["verdict"]
+
+
+def test_a_limited_client_is_exit_code_5(
+    tmp_path: Path, stub_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.load.execute.client_limits", lambda *_: ["it was blocked"])
+    code = load(tmp_path, "--base-url", stub_url(), "--num-prompts", "5", *FAST)
+    assert code == 5
+    assert summary(only_run(tmp_path))["verdict"] == "client-limited: it was blocked"
+
+
+def test_nobody_there_is_exit_code_3_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = load(
+        tmp_path, "--base-url", "http://127.0.0.1:9", "--ready-check-timeout-sec", "0", *FAST
+    )
+    assert code == 3
+    assert list(tmp_path.iterdir()) == []
+    assert "http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_ctrl_c_drains_and_keeps_what_there_is(
+    tmp_path: Path, stub_url: Callable[..., str]
+) -> None:
+    url = stub_url("--ttft-ms", "300")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", "load", "--out", str(tmp_path), "--base-url", url,
+         "--request-rate", "20", "--num-prompts", "100000", "--input-len", "20",
+         "--output-len", "4"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    # The first progress line says that requests are under way.
+    assert "in flight" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    run = only_run(tmp_path)
+    assert not (run / "complete").exists()
+    counts = phase(run)["counts"]
+    assert counts["offered"] == 100_000
+    assert counts["succeeded"] + counts["failed"] + counts["unsent"] == 100_000
+    assert counts["succeeded"] > 0 and counts["failed"] == 0
+    assert "interrupted" in out
+
+
+def test_a_killed_parent_takes_its_clients_along(
+    tmp_path: Path, stub_url: Callable[..., str]
+) -> None:
+    url = stub_url()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", "load", "--out", str(tmp_path), "--base-url", url,
+         "--request-rate", "20", "--num-prompts", "100000", *FAST[:4]],
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    process.stderr.readline()
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    part = only_run(tmp_path) / "client-0" / "requests.parquet"
+    until = time.monotonic() + 30.0
+    # The client closes its files in order when its parent is gone: they are readable and marked.
+    metadata: dict[bytes, bytes] = {}
+    while time.monotonic() < until and b"prfaas.complete" not in metadata:
+        time.sleep(0.2)
+        try:
+            metadata = pq.read_schema(part).metadata or {}
+        except pa.ArrowException:
+            continue
+    assert metadata[b"prfaas.complete"] == b"false"
+    assert pq.read_metadata(part).num_rows > 0
+
+
+def test_keys_are_nowhere_in_the_run(
+    tmp_path: Path, stub_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [
+        "load", "--out", str(tmp_path), "--base-url", stub_url("--api-key", "s3cret"),
+        "--num-prompts", "3", "--header", "X-Api-Key: hunter2", "--header=Cookie: hunter2",
+        "--extra-body", '{"api_token": "hunter2"}', *FAST,
+    ]  # fmt: skip
+    monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
+    monkeypatch.setattr(sys, "argv", ["prfaas", *options])
+    assert main(options) in UNJUDGED
+    for path in only_run(tmp_path).rglob("*"):
+        data = path.read_bytes() if path.is_file() else b""
+        assert b"hunter2" not in data and b"s3cret" not in data, path
+    assert phase(only_run(tmp_path))["counts"]["succeeded"] == 3
+
+
+def test_dry_run_resolves_and_sends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = load(
+        tmp_path, "--base-url", "http://127.0.0.1:9", "--request-rate", "10", "--num-prompts", "50",
+        "--dry-run", "--header", "Authorization: Bearer hunter2", *FAST,
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert list(tmp_path.iterdir()) == []
+    assert "would send 50 requests" in printed
+    assert "tokens a request: 20.0 in, 4.0 out" in printed
+    assert "hunter2" not in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--goodput", "ttft"), "NAME:MILLISECONDS"),
+        (("--goodput", "speed:3"), "ttft, tpot, e2e"),
+        (("--extra-body", "[1]"), "JSON object"),
+        (("--header", "nothing"), "NAME: VALUE"),
+        (("--search",), "--request-rate"),
+        (("--search", "--request-rate", "1"), "--goodput"),
+        (("--target", "vllm-pair"), "--prefill-url"),
+        (("--processes", "4", "--max-concurrency", "2"), "at least one"),
+        (("--ramp-up-strategy", "linear"), "--ramp-up-start-rps"),
+        (("--trace", "t.jsonl", "--input-len", "5"), "lengths of its own"),
+        (("--sessions", "closed"), "--request-rate"),
+        (("--backend", "chat", "--prompt-vocab", "10"), "completions"),
+        (("--set", "nothing"), "KEY=VALUE"),
+        (("--workload", "lognormal", "--input-len", "5"), "--set"),
+        (("--max-concurrency", "0"), "max_concurrency"),
+        (("--duration", "5"), "--num-prompts or --max-concurrency"),
+        (("--link-interface", "no-such-link"), "no-such-link"),
+        (("--trace", "/no/such/file"), "/no/such/file"),
+    ],
+)
+def test_bad_input_is_one_line(
+    options: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (
+        [*options] if "--trace" in options else ["--base-url", "http://127.0.0.1:9", *options]
+    )
+    extra = () if "--link-interface" in options else ("--dry-run",)
+    assert load(tmp_path, *arguments, *extra) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
