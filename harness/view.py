@@ -29,7 +29,7 @@ class WorkModel(Protocol):
 class LeastFirst:
     """Keys 0..n-1 with a changing cost each; the cheapest usable one in O(log n).
 
-    An update is one push. Stale heap entries are dropped when they surface, and all at once when
+    An update is one push or replacement. Stale heap entries are dropped when they surface, and all at once when
     they are most of the heap, so it stays O(n) however many updates there were.
     """
 
@@ -87,17 +87,20 @@ class LeastFirst:
 
     def _push(self, key: int, cost: float) -> None:
         entry = (cost, key)
-        self._current[key] = entry
-        heap = self._heap
-        if len(heap) < self._limit:
+        heap, current = self._heap, self._current
+        before = current[key]
+        current[key] = entry
+        if heap and heap[0] is before:
+            heapq.heapreplace(heap, entry)  # usual: work goes to the cheapest
+        elif len(heap) < self._limit:
             heapq.heappush(heap, entry)
         else:
-            heap[:] = [current for current in self._current if current is not None]
+            heap[:] = [each for each in current if each is not None]
             heapq.heapify(heap)
 
 
 class Busy:
-    """The sum of what is left of intervals that end, over `n` keys, at a time that only grows."""
+    """What is left of intervals that end, over `n` keys, at a time that only grows."""
 
     __slots__ = ("_end", "_heap", "_n", "_sum_s")
 
@@ -113,7 +116,8 @@ class Busy:
         self._end[key] = end_s
         heapq.heappush(self._heap, (end_s, key))
 
-    def mean_residual_s(self, now_s: float) -> float:
+    def load(self, now_s: float) -> tuple[float, float]:
+        """(mean time left, share of the keys that are busy)."""
         heap, end = self._heap, self._end
         while heap and heap[0][0] <= now_s:
             end_s, key = heapq.heappop(heap)
@@ -121,8 +125,8 @@ class Busy:
                 self._sum_s -= end.pop(key)
         if not end:
             self._sum_s = 0.0
-            return 0.0
-        return max(0.0, self._sum_s - now_s * len(end)) / self._n
+            return 0.0, 0.0
+        return max(0.0, self._sum_s - now_s * len(end)) / self._n, len(end) / self._n
 
 
 #: Predictions are taken to be right when they are this close (rounding of times), seconds.
@@ -171,11 +175,11 @@ class PrefillPool:
         self._order.set_usable(key, usable)
         self._busy = None
 
-    def mean_residual_s(self, now_s: float) -> float:
-        """Predicted work left, averaged over the usable instances; 0 when there is none.
+    def load(self, now_s: float) -> tuple[float, float]:
+        """(predicted work left in s, share that is busy), averaged over the usable instances.
 
-        Unlike the least wait it is positive as soon as any instance is busy. The first call starts
-        the accounts that keep it O(log n) amortised.
+        Unlike the least wait both are positive as soon as any instance is busy. The first call
+        starts the accounts that keep it O(log n) amortised.
         """
         busy = self._busy
         if busy is None:
@@ -184,7 +188,7 @@ class PrefillPool:
             busy = self._busy = Busy(len(usable))
             for key in usable:
                 busy.until(key, order.cost(key))
-        return busy.mean_residual_s(now_s)
+        return busy.load(now_s)
 
     def assign(self, key: int, now_s: float, work_s: float) -> None:
         self.queued[key] += 1

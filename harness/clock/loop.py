@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import heapq
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextvars import Context
+from heapq import heapify, heappop, heappush
 from typing import Any, NoReturn, TypeVar
 
 from harness.clock.handles import VirtualHandle
@@ -75,8 +75,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now_s = 0.0
         self._until_s = _LAST if until_s is None else min(until_s, _LAST)
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
-        self._scheduled_count = 0
+        #: Timers by their time, in the order in which they were set, and a heap of these times:
+        #: a heap compares numbers much faster than pairs.
+        self._timers: dict[float, list[VirtualHandle]] = {}
+        self._times: list[float] = []
         self._cancelled_count = 0
         self._task_count = 0
         self._passes_at_now = 0
@@ -113,10 +115,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if when != when:
             raise ValueError("a timer cannot be set for NaN")
         handle = VirtualHandle(when, callback, args, self, context, True)
-        if self._cancelled_count > _SWEEP_AT and self._cancelled_count * 2 > len(self._timers):
+        if self._cancelled_count > _SWEEP_AT and self._cancelled_count * 2 > len(self._times):
             self._sweep_cancelled()
-        self._scheduled_count = number = self._scheduled_count + 1
-        heapq.heappush(self._timers, (when, number, handle))
+        same_time = self._timers.get(when)
+        if same_time is None:
+            self._timers[when] = [handle]
+            heappush(self._times, when)
+        else:
+            same_time.append(handle)
         return handle
 
     def call_later(  # type: ignore[override]
@@ -145,6 +151,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def close(self) -> None:
         super().close()
         self._timers.clear()
+        self._times.clear()
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """There is none."""
@@ -154,16 +161,33 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._cancelled_count += 1
 
     def _sweep_cancelled(self) -> None:
-        # In place, because `_run_once` holds the list.
-        self._timers[:] = [entry for entry in self._timers if not entry[2].cancelled()]
-        heapq.heapify(self._timers)
+        left = {
+            when_s: [timer for timer in same_time if not timer.cancelled()]
+            for when_s, same_time in self._timers.items()
+        }
+        # In place, because `_run_once` holds them.
+        self._timers.clear()
+        self._timers.update((when_s, same_time) for when_s, same_time in left.items() if same_time)
+        self._times[:] = self._timers
+        heapify(self._times)
         self._cancelled_count = 0
+
+    def _drop_cancelled(self) -> float:
+        """The time of the next timer that is not cancelled, which becomes the earliest."""
+        times, timers = self._times, self._timers
+        while times:
+            same_time = timers[times[0]]
+            if not all(timer.cancelled() for timer in same_time):
+                return times[0]
+            self._cancelled_count -= len(same_time)
+            del timers[heappop(times)]
+        return _NEVER
 
     def _run_once(self) -> None:
         """Pass after pass until the loop is stopped: run what is ready; when nothing is, jump to
         the time of the next timer."""
-        ready, timers = self._ready, self._timers
-        take, pop = ready.popleft, heapq.heappop
+        ready, times, timers = self._ready, self._times, self._timers
+        take = ready.popleft
         while True:
             if ready:
                 self._passes_at_now += 1
@@ -173,23 +197,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
                         + describe_waiting(self)
                     )
             elif not self._stopping:
-                while timers and timers[0][2]._cancelled:
-                    pop(timers)
-                    self._cancelled_count -= 1
-                when_s = timers[0][0] if timers else _NEVER
+                when_s = times[0] if times else _NEVER
+                if times and timers[when_s][0]._cancelled:
+                    when_s = self._drop_cancelled()
                 if when_s > self._until_s:
                     self._stuck(when_s)
                 if when_s > self._now_s:
                     self._now_s = when_s
                     self._passes_at_now = 0
             now_s = self._now_s
-            while timers and timers[0][0] <= now_s:
-                timer = pop(timers)[2]
-                timer._scheduled = False  # type: ignore[attr-defined]
-                if timer._cancelled:
-                    self._cancelled_count -= 1
-                else:
-                    ready.append(timer)
+            while times and times[0] <= now_s:
+                for timer in timers.pop(heappop(times)):
+                    timer._scheduled = False
+                    if timer._cancelled:
+                        self._cancelled_count -= 1
+                    else:
+                        ready.append(timer)
             # What these callbacks schedule runs in the next pass, as in any asyncio loop.
             for _ in range(len(ready)):
                 handle = take()
