@@ -45,19 +45,22 @@ class Eft:
 class Prices:
     """What a second of prefill, or of the link, is worth to the requests behind this one.
 
-    Remote prefill time is priced by the mean work left over its instances, because a busy
-    neighbour already makes the next long prompt's turn later; local prefill time by the wait at its
-    least loaded instance, because an idle local instance is worth nothing to anybody else. Link
-    time is priced by how far the link is behind the prefill. All prices vanish in an idle system,
-    which leaves earliest finish with a small `margin_s` in favour of the local side; under heavy
-    traffic they dominate, and a prompt goes where T_remote x price falls below T_local x price: a
-    threshold, because T_local / T_remote grows with length.
+    Remote prefill time is priced by how many instances there are busy and by the mean work left
+    there, because a busy neighbour already makes the next long prompt's turn later; local prefill
+    time by the wait at its least loaded instance, because an idle local instance is worth nothing to
+    anybody else. Link time is priced by how far the link is behind the prefill. All prices vanish
+    in an idle system, which leaves earliest finish; under heavy traffic they dominate, and a
+    prompt goes where T_remote x price is below T_local x price: a threshold, because T_local /
+    T_remote grows with length.
 
     The defaults were chosen by simulation of the paper's workload (docs/schedulers.md).
     """
 
+    remote_busy_price: float = parameter(
+        0.9, "price of remote prefill time while all remote instances are busy", least=0.0
+    )
     remote_price_per_s: float = parameter(
-        0.15, "price of remote prefill time, per second of mean work left there", least=0.0
+        0.15, "and more of it, per second of mean work left there", least=0.0
     )
     local_price_per_s: float = parameter(
         0.65, "price of local prefill time, per second of least wait there", least=0.0
@@ -65,14 +68,12 @@ class Prices:
     link_price_per_s: float = parameter(
         0.5, "price of link time, per second that the link is behind the prefill", least=0.0
     )
-    margin_s: float = parameter(
-        0.6, "how much later the local side may finish before the remote side is used", least=0.0
-    )
 
     def remote_cost_s(self, found: Candidate, now_s: float) -> float:
-        price = self.remote_price_per_s * found.pool.mean_residual_s(now_s)
+        left_s, busy = found.pool.load(now_s)
+        price = self.remote_busy_price * busy + self.remote_price_per_s * left_s
         link_price = self.link_price_per_s * found.link_wait_s
-        return found.ttft_s + price * found.work_s + link_price * found.link_s + self.margin_s
+        return found.ttft_s + price * found.work_s + link_price * found.link_s
 
     def local_cost_s(self, found: Candidate) -> float:
         return found.ttft_s + self.local_price_per_s * found.wait_s * found.work_s

@@ -48,9 +48,16 @@ def busy(view: View, cluster: str, seconds: float) -> None:
 def test_an_idle_system_offloads_what_is_faster_there() -> None:
     for policy in (Eft(), Priced()):
         assert policy.route(request_of(30_000), view_of()).prefill_cluster == "prfaas"
-    assert Eft().route(request_of(128), view_of()).prefill_cluster == "prfaas"
-    # Sooner by 0.08 s is not worth a remote instance's time.
-    assert Priced().route(request_of(128), view_of()).prefill_cluster == "pd"
+        assert policy.route(request_of(128), view_of()).prefill_cluster == "prfaas"
+
+
+def test_sooner_is_not_worth_a_busy_pools_time() -> None:
+    view = view_of()
+    for key in range(3):
+        view.prefill["prfaas"].assign(key, 0.0, 1.0)
+    assert Eft().route(request_of(128), view).prefill_cluster == "prfaas"
+    assert Priced().route(request_of(128), view).prefill_cluster == "pd"
+    assert Priced().route(request_of(30_000), view).prefill_cluster == "prfaas"
 
 
 def test_when_both_are_busy_comparative_advantage_decides() -> None:
@@ -63,19 +70,19 @@ def test_when_both_are_busy_comparative_advantage_decides() -> None:
     assert Priced().route(long, view).prefill_cluster == "prfaas"
 
 
-def test_mean_residual_follows_assignments_and_settling() -> None:
+def test_a_pools_load_follows_assignments_and_settling() -> None:
     view = view_of()
     pool = view.prefill["prfaas"]
-    assert pool.mean_residual_s(0.0) == 0.0
+    assert pool.load(0.0) == (0.0, 0.0)
     pool.assign(0, 0.0, 8.0)
     pool.assign(1, 0.0, 4.0)
-    assert pool.mean_residual_s(0.0) == 3.0
-    assert pool.mean_residual_s(2.0) == 2.0
+    assert pool.load(0.0) == (3.0, 0.5)
+    assert pool.load(2.0) == (2.0, 0.5)
     pool.settle(0, 3.0, 0.0)
-    assert pool.mean_residual_s(3.0) == 0.25
+    assert pool.load(3.0) == (0.25, 0.25)
     pool.set_usable(3, False)
-    assert pool.mean_residual_s(3.0) == pytest.approx(1 / 3)
-    assert pool.mean_residual_s(5.0) == 0.0
+    assert pool.load(3.0) == pytest.approx((1 / 3, 1 / 3))
+    assert pool.load(5.0) == (0.0, 0.0)
 
 
 def test_a_scarce_link_raises_the_price_of_bytes() -> None:
@@ -144,13 +151,15 @@ def test_parameters_are_named_typed_bounded_and_converted() -> None:
         "balanced", "eft", "homogeneous", "least-loaded", "naive", "prfaas", "prfaas-static",
         "priced", "uncached-threshold",
     ]  # fmt: skip
-    scaled = make_policy("priced", 0, {"margin_s": 0.8}, Scale(time_scale=8.0))
+    scaled = make_policy("priced", 0, {"local_price_per_s": 0.5}, Scale(time_scale=8.0))
     assert isinstance(scaled, Priced)
-    assert (scaled.prices.margin_s, scaled.prices.local_price_per_s) == (0.1, 5.2)
+    assert (scaled.prices.local_price_per_s, scaled.prices.remote_busy_price) == (4.0, 0.9)
+    late = make_policy("least-loaded", 0, {"transfer_budget_s": 4}, Scale(time_scale=8.0))
+    assert isinstance(late, LeastLoaded) and late.transfer_budget_s == 0.5
     for parameters, message in [
         ({"margin": 1}, "parameter 'margin' is unknown .it has: affine, copies, link_price"),
-        ({"margin_s": "1"}, "parameter margin_s: found '1', needs a number"),
-        ({"margin_s": -1}, "parameter margin_s: found -1, needs at least 0"),
+        ({"link_price_per_s": "1"}, "parameter link_price_per_s: found '1', needs a number"),
+        ({"link_price_per_s": -1}, "parameter link_price_per_s: found -1, needs at least 0"),
         ({"copies": 1}, "parameter copies: found 1, needs true or false"),
     ]:
         with pytest.raises(BadInput, match=message):
