@@ -36,6 +36,8 @@ from workloads.request import Request
 
 #: Phases of the search for the SLO's rate are measured, not recorded.
 SEARCH = "search"
+#: Fewer requests would make the P90 of a low rate a matter of chance.
+SEARCH_REQUESTS = 2000
 
 Say = Callable[[str], None]
 
@@ -221,7 +223,8 @@ class _Run:
         best: float | None = None
         rate = low
         while True:
-            probe = Phase(SEARCH, rate, measure.latency_warmup_s, measure.latency_window_s)
+            window_s = max(measure.latency_window_s, SEARCH_REQUESTS / rate)
+            probe = Phase(SEARCH, rate, measure.latency_warmup_s, window_s)
             summary = self._summary(await self._measure(probe, lambda record: None))
             ttft_s, tpot_s = summary.ttft.p90.paper, summary.tpot.p90.paper
             holds = (
