@@ -1,7 +1,7 @@
 """Looks at links and instances at a fixed interval while a phase runs.
 
-Link rows are what the link itself counted and what its monitor measured; instance rows are the router's
-own accounting, the same in every mode.
+Link rows are what the link itself counted and what its monitor measured; instance rows are the
+router's own accounting, the same in every mode.
 """
 
 from __future__ import annotations
@@ -71,14 +71,23 @@ async def sample(
 
 
 def instance_rows(view: View, time_s: float) -> Iterator[InstanceRow]:
-    """One row an instance: requests assigned to it, and whether it takes any."""
+    """One row an instance and role: requests assigned to it, and whether it takes any. An instance
+    that changed its role has no row in the old one; on its way, it has one while it drains."""
     for prefill in view.prefill.values():
         for key, name in enumerate(prefill.names):
-            state = "up" if prefill.usable(key) else "down"
             queued = prefill.queued[key]
+            if key in prefill.away and not queued:
+                continue
+            state = _state(prefill.usable(key), key in prefill.away)
             yield InstanceRow(time_s, name, prefill.cluster, Role.PREFILL, state, queued=queued)
     for decode in view.decode.values():
         for key, name in enumerate(decode.names):
-            state = "up" if decode.usable(key) else "down"
             running = decode.active(key)
+            if key in decode.away and not running:
+                continue
+            state = _state(decode.usable(key), key in decode.away)
             yield InstanceRow(time_s, name, decode.cluster, Role.DECODE, state, running=running)
+
+
+def _state(usable: bool, away: bool) -> str:
+    return "up" if usable else "draining" if away else "down"
