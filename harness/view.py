@@ -29,8 +29,8 @@ class WorkModel(Protocol):
 class LeastFirst:
     """Keys 0..n-1 with a changing cost each; the cheapest usable one in O(log n).
 
-    An update is one push or replacement. Stale heap entries are dropped when they surface, and all at once when
-    they are most of the heap, so it stays O(n) however many updates there were.
+    An update is one push or replacement. Stale heap entries are dropped when they surface, and all
+    at once when they are most of the heap, so it stays O(n) however many updates there were.
     """
 
     __slots__ = ("_cost", "_current", "_heap", "_limit")

@@ -226,16 +226,19 @@ class FluidLink:
 
     def _classify(self, flow: Flow, now_s: float) -> None:
         """Put `flow` into the phase that its production and its sent bytes call for."""
-        if flow.phase is _HELD:
-            return
-        flow.settle(now_s)
-        waiting = flow.produced(now_s) - flow.sent
-        if waiting > _NO_BYTES:
+        if flow.phase is not _HELD:
+            flow.settle(now_s)
+            self._classify_settled(flow, now_s, flow.produced(now_s))
+
+    def _classify_settled(self, flow: Flow, now_s: float, produced: float) -> None:
+        if produced - flow.sent > _NO_BYTES:
             phase = _BACKLOG
-        elif now_s >= flow.end_s and flow.produced(now_s) >= flow.total * (1.0 - 1e-9):
-            self._sent(flow, now_s)
-            return
-        elif flow.pace > 0.0 and flow.begin_s <= now_s < flow.end_s:
+        elif now_s >= flow.end_s:
+            if produced >= flow.total * (1.0 - 1e-9):
+                self._sent(flow, now_s)
+                return
+            phase = _IDLE
+        elif flow.pace > 0.0 and flow.begin_s <= now_s:
             phase = _PACED if flow.pace <= flow.cap else _BACKLOG
         else:
             phase = _IDLE
@@ -264,9 +267,13 @@ class FluidLink:
                 self._fastest_pace = demand
         else:
             demand = 0.0
-        fits = self._paced_sum + self._cap_sum <= self._rate * _FITS
-        self._set_rate(flow, demand if fits or phase is not _BACKLOG else 0.0, now_s)
-        if not (fits and self._all_satisfied):
+        if self._paced_sum + self._cap_sum <= self._rate * _FITS:
+            self._set_rate(flow, demand, now_s)
+            if not self._all_satisfied:
+                self._share_out(now_s)
+        else:
+            # A backlogged flow gets its share with the others.
+            self._set_rate(flow, 0.0 if phase is _BACKLOG else demand, now_s)
             self._share_out(now_s)
 
     def _share_out(self, now_s: float) -> None:
@@ -304,7 +311,11 @@ class FluidLink:
             self._start_sampling(now_s)
         if flow.rates is not None:
             flow.note_rate(now_s, rate)
-        self._set_timer(flow, flow.next_change_s(now_s))
+        when_s = flow.next_change_s(now_s)
+        if flow.timer is not None:
+            self._set_timer(flow, when_s)
+        elif when_s != _NEVER:
+            flow.timer = self._loop.call_at(when_s, self._on_change_due, flow)
 
     def _set_timer(self, flow: Flow, when_s: float) -> None:
         if flow.timer is not None:
@@ -319,14 +330,14 @@ class FluidLink:
         """The phase of `flow` changes now: all that was produced has left, or more is produced."""
         flow.timer = None
         now_s = self._loop.time()
-        phase = flow.phase
+        phase, produced = flow.phase, flow.produced(now_s)
         if phase is _PACED:
             # All but the lump, which comes now.
-            flow.sent = flow.produced(now_s) - flow.lump
+            flow.sent = produced - flow.lump
         elif phase is _BACKLOG:
-            flow.sent = flow.produced(now_s)
+            flow.sent = produced
         flow.since_s = now_s
-        self._classify(flow, now_s)
+        self._classify_settled(flow, now_s, produced)
 
     def _sent(self, flow: Flow, now_s: float) -> None:
         flow.sent = flow.total
