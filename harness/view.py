@@ -65,14 +65,26 @@ class LeastFirst:
 
     def update(self, key: int, cost: float) -> None:
         self._cost[key] = cost
-        if self._current[key] is not None:
-            self._push(key, cost)
+        heap, current = self._heap, self._current
+        before = current[key]
+        if before is None:
+            return
+        entry = current[key] = (cost, key)
+        if heap and heap[0] is before:
+            heapq.heapreplace(heap, entry)  # usual: work goes to the cheapest
+        elif len(heap) < self._limit:
+            heapq.heappush(heap, entry)
+        else:
+            heap[:] = [each for each in current if each is not None]
+            heapq.heapify(heap)
 
     def set_usable(self, key: int, usable: bool) -> None:
         if not usable:
             self._current[key] = None
         elif self._current[key] is None:
-            self._push(key, self._cost[key])
+            cost = self._cost[key]
+            self._current[key] = (cost, key)
+            self.update(key, cost)
 
     def least(self) -> int:
         """The usable key of least (cost, key); -1 when there is none."""
@@ -84,19 +96,6 @@ class LeastFirst:
                 return key
             heapq.heappop(heap)
         return -1
-
-    def _push(self, key: int, cost: float) -> None:
-        entry = (cost, key)
-        heap, current = self._heap, self._current
-        before = current[key]
-        current[key] = entry
-        if heap and heap[0] is before:
-            heapq.heapreplace(heap, entry)  # usual: work goes to the cheapest
-        elif len(heap) < self._limit:
-            heapq.heappush(heap, entry)
-        else:
-            heap[:] = [each for each in current if each is not None]
-            heapq.heapify(heap)
 
 
 class Busy:

@@ -273,13 +273,13 @@ def run(main: Coroutine[Any, Any, T], *, until_s: float | None = None) -> T:
 
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Collect cyclic garbage a hundred times less often than by default.
+    """Collect cyclic garbage several hundred times less often than by default.
 
     A simulation keeps hundreds of thousands of live objects that each collection would walk, and
     makes hardly any cycles.
     """
     before = gc.get_threshold()
-    gc.set_threshold(max(before[0], 70_000) if before[0] else 0, *before[1:])
+    gc.set_threshold(max(before[0], 400_000) if before[0] else 0, *before[1:])
     try:
         yield
     finally:
