@@ -40,8 +40,8 @@ def test_a_measurement_simulates_and_writes_every_request(speed, tmp_path):
     cost = speed.measure(case, tmp_path)
     assert (cost.requests, cost.failed) == (300, 0)
     assert cost.cpu_s > 0 and cost.simulated_s > 60
-    requests = pq.read_table(tmp_path / "requests.parquet")
-    tokens = pq.read_table(tmp_path / "tokens.parquet")
+    requests = pq.read_table(tmp_path / "run" / "requests.parquet")
+    tokens = pq.read_table(tmp_path / "run" / "tokens.parquet")
     assert requests.num_rows == tokens.num_rows == 300
     table = speed.report([(case, cost), (case, cost)])
     assert "300" in table and "1.00x" in table
