@@ -7,9 +7,15 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.errors import BadInput
 from harness.load.options import add_load_options, load_spec, search_of
+
+if TYPE_CHECKING:
+    from harness.load.execute import LoadDone
+    from harness.load.spec import LoadSpec
+    from results.summary import RunSummary
 
 _EXAMPLES = """\
 examples:
@@ -57,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
     """Returns the exit code of the run; bad input raises an error with exit code 2."""
     spec = load_spec(options)
     search = search_of(options, spec)
+    from harness.load.compare import compare
     from harness.load.execute import dry_run, execute
 
     if options.dry_run:
@@ -77,15 +84,21 @@ def run(options: argparse.Namespace) -> int:
             raise BadInput(f"--link-interface {options.link_interface}: {error}") from None
     command = shlex.join(["prfaas", *clean_command(sys.argv[1:])])
     with LiveView(interface=options.link_interface) as view:
-        done = execute(
-            spec,
-            options.out,
-            command,
-            ready_timeout_s=options.ready_check_timeout_sec,
-            search=search,
-            min_goodput=options.min_goodput,
-            on_progress=(lambda phase, progress: None) if options.quiet else view.update,
-        )
+
+        def one(spec: LoadSpec) -> LoadDone:
+            return execute(
+                spec,
+                options.out,
+                command,
+                ready_timeout_s=options.ready_check_timeout_sec,
+                search=search,
+                min_goodput=options.min_goodput,
+                on_progress=(lambda phase, progress: None) if options.quiet else view.update,
+            )
+
+        if options.compare:
+            return _compared(options, *compare(spec, one))
+        done = one(spec)
     if options.save_result or options.save_detailed:
         from harness.load.vllm_result import vllm_result
 
@@ -103,3 +116,17 @@ def run(options: argparse.Namespace) -> int:
     for path in sorted(done.directory.iterdir()):
         print(f"wrote     {path}")
     return done.exit_code
+
+
+def _compared(options: argparse.Namespace, runs: list[LoadDone], summary: RunSummary) -> int:
+    """Print the comparison. The exit code is the first of the runs that is not 0."""
+    from results import table
+    from results.summary import to_json
+
+    if options.json:
+        sys.stdout.write(to_json(summary))
+    else:
+        table.show(summary)
+        for run in runs:
+            print(f"wrote     {run.directory}")
+    return next((int(run.exit_code) for run in runs if run.exit_code), 0)

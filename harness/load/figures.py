@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from harness.load.spec import LoadSpec
+from harness.topology import PRFAAS
 from results import metrics, reader
 from results.metrics import Requests
 from results.summarise import phase_summary
@@ -52,7 +53,7 @@ class PhaseFigures:
 def phase_figures(directory: Path, spec: LoadSpec, phase: str) -> PhaseFigures:
     """Raises ReadError."""
     table = reader.where(reader.read(directory, "requests", _COLUMNS), None, phase)
-    requests = reader.as_requests(table)
+    requests = reader.as_requests(table, remote=(PRFAAS,))
     slo = spec.slo.limits()
     window = metrics.steady_window(requests)
     whole = phase_summary(phase, requests, slo=slo, window_s=window)

@@ -42,6 +42,7 @@ class Flight:
     server_tokens: int | None = None
     cached_tokens: int = 0
     received_bytes: int = 0
+    prefill_cluster: str = ""
     prefill_instance: str = ""
     decode_instance: str = ""
     prefill_started_s: float | None = None

@@ -48,6 +48,17 @@ def _target(group: Any) -> None:
         "--threshold-tokens", type=int, default=0, metavar="N",
         help="pairs: prompts shorter than this stay with the decode server",
     )  # fmt: skip
+    group.add_argument(
+        "--remote-prefill-url", action="append", default=[], metavar="URL",
+        help="pairs: prefill server in the other datacenter",
+    )  # fmt: skip
+    group.add_argument(
+        "--policy", choices=("homogeneous", "naive", "balanced", "prfaas"), default="",
+        help="pairs: who prefills (default: prefill servers in turn)",
+    )  # fmt: skip
+    group.add_argument(
+        "--compare", action="store_true", help="pairs: run all four policies, one after the other"
+    )
     group.add_argument("--bootstrap-port", type=int, default=8998, help="of SGLang's prefill")
     group.add_argument("--model", "-m", default="", help="default: the first the server lists")
     group.add_argument(
@@ -229,8 +240,13 @@ def _check(options: argparse.Namespace, spec: LoadSpec) -> None:
         raise BadInput("--request-rate: without one, needs --num-prompts or --max-concurrency")
     if not spec.timed and spec.sessions == "closed":
         raise BadInput("--sessions closed: needs --request-rate, or a trace's own times")
-    pairs = (Kind.VLLM_PAIR, Kind.SGLANG_PAIR)
-    if spec.target.kind in pairs and not (spec.target.prefill_urls and spec.target.decode_urls):
+    paired = spec.target.kind in (Kind.VLLM_PAIR, Kind.SGLANG_PAIR)
+    prefill = spec.target.prefill_urls + spec.target.remote_prefill_urls
+    if (options.policy or options.compare) and not paired:
+        raise BadInput("--policy, --compare: need --target vllm-pair or sglang-pair")
+    if options.compare and not (spec.target.prefill_urls and spec.target.remote_prefill_urls):
+        raise BadInput("--compare: needs --prefill-url (local) and --remote-prefill-url")
+    if paired and not (prefill and spec.target.decode_urls):
         raise BadInput(f"--target {spec.target.kind.value}: needs --prefill-url and --decode-url")
     if spec.target.prompt_vocab and spec.target.api is Api.CHAT:
         raise BadInput("--prompt-vocab: chat has no token ids; use --backend completions")
@@ -258,6 +274,8 @@ def _target_spec(options: argparse.Namespace) -> TargetSpec:
         "api": _APIS[options.backend],
         "prefill_urls": tuple(options.prefill_url),
         "decode_urls": tuple(options.decode_url),
+        "remote_prefill_urls": tuple(options.remote_prefill_url),
+        "policy": options.policy,
         "endpoint": options.endpoint,
         "model": options.model,
         "stream": options.stream,

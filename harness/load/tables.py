@@ -170,7 +170,7 @@ def requests_table(batch: Batch, configuration: str, made: pa.Schema) -> pa.Tabl
         "cached_tokens": ints(lambda each: each.cached_tokens, pa.int32()),
         "tokens_received": pa.array(batch.tokens).cast(pa.int32()),
         "wire_bytes": pa.array(np.zeros(len(flights), np.int64)),
-        "prefill_cluster": columns.repeated([("", len(flights))]),
+        "prefill_cluster": names(lambda each: each.prefill_cluster),
         "prefill_instance": names(lambda each: each.prefill_instance),
         "decode_instance": names(lambda each: each.decode_instance),
         "scheduled_us": _us(batch.scheduled_s),

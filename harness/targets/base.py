@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
@@ -70,9 +70,17 @@ class TargetSpec(BaseModel):
     headers: dict[str, str] = {}
     api_key_env: str = "OPENAI_API_KEY"
     max_connections: PositiveInt | None = None
+    remote_prefill_urls: tuple[str, ...] = Field(
+        default=(), description="pairs: prefill servers in the other datacenter"
+    )
+    policy: Literal["", "homogeneous", "naive", "balanced", "prfaas"] = Field(
+        default="", description="pairs: who prefills; empty: prefill servers in turn"
+    )
     bootstrap_port: PositiveInt = 8998
     threshold_tokens: NonNegativeInt = Field(
-        default=0, description="pairs: shorter prompts are computed by the decode server itself"
+        default=0,
+        description="pairs: shorter prompts stay with the decode server; under policy prfaas, "
+        "with local prefill",
     )
     proxy: str = ""
     ca_file: str = ""

@@ -1,7 +1,8 @@
 """Prefill/decode pairs whose client is the router: vLLM's and SGLang's hand-over protocols.
 
-Prefill and decode servers are taken in turn, each by itself. A prompt shorter than
-`threshold_tokens` is computed where it is decoded, as an ordinary request.
+Without a policy, prefill and decode servers are taken in turn, each by itself, and a prompt shorter
+than `threshold_tokens` is computed where it is decoded, as an ordinary request. With one, the
+project's own policy chooses among remote and local prefill servers (`routing`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import orjson
 from harness.errors import BadInput
 from harness.load.answer import error_text, refusal_text
 from harness.load.flight import Flight
+from harness.policies.base import NoRoute
 from harness.targets.base import Done, TargetSpec
 from harness.targets.body import PATHS, BodyBuilder
 from harness.targets.completion import Completion
 from harness.targets.endpoint import Endpoint
+from harness.targets.routing import PairRouter
+from harness.topology import PRFAAS
 
 Message = Callable[[bytes, str], bytes]
 
@@ -41,17 +45,29 @@ class _Pair:
     def __init__(self, spec: TargetSpec) -> None:
         self._spec = spec
         path = spec.endpoint or PATHS[spec.api]
-        if not spec.prefill_urls or not spec.decode_urls:
+        if not spec.decode_urls or not (spec.prefill_urls or spec.remote_prefill_urls):
             raise BadInput(f"target {spec.kind.value}: needs prefill and decode URLs")
         self._loop = asyncio.get_running_loop()
-        prefill = [Endpoint(spec, url) for url in spec.prefill_urls]
+        self._local = [Endpoint(spec, url) for url in spec.prefill_urls]
+        self._remote = [Endpoint(spec, url) for url in spec.remote_prefill_urls]
         decode = [Endpoint(spec, url) for url in spec.decode_urls]
-        self._endpoints = prefill + decode
-        self._prefill = itertools.cycle([(each, each.heads(path)) for each in prefill])
-        self._decode = itertools.cycle([(each, each.heads(path)) for each in decode])
+        self._endpoints = self._local + self._remote + decode
+        self._prefill = itertools.cycle(self._local + self._remote)
+        self._decoders = [(each, each.heads(path)) for each in decode]
+        self._decode = itertools.cycle(self._decoders)
+        self._router: PairRouter | None = None
+        if spec.policy:
+            self._router = PairRouter(
+                spec.policy,
+                spec.threshold_tokens,
+                len(self._remote),
+                len(self._local),
+                len(decode),
+            )
         self._bodies = BodyBuilder(spec, spec.model)
         self._path = path
         self._tasks: set[asyncio.Task[None]] = set()
+        self._on_prefill: dict[int, Callable[[float | None], None]] = {}
 
     async def probe(self) -> str:
         models = [await each.probe() for each in self._endpoints]
@@ -66,15 +82,57 @@ class _Pair:
             each.close()
 
     def send(self, flight: Flight, done: Done) -> None:
+        if self._router is not None:
+            self._route(self._router, flight, done)
+            return
         decoder, message = next(self._decode)
         flight.decode_instance = decoder.name
         if flight.request.input_tokens < self._spec.threshold_tokens:
             body = self._bodies.build(flight, stream=self._spec.stream)
             decoder.pool.submit(message(body, self._lines(flight)), Completion(flight, done))
             return
-        prefiller, _ = next(self._prefill)
+        prefiller = next(self._prefill)
         flight.prefill_instance = prefiller.name
         self._hand_over(flight, done, prefiller, decoder, message)
+
+    def _route(self, router: PairRouter, flight: Flight, done: Done) -> None:
+        """Let the policy choose, and tell it how the prefill and the request ended."""
+        request = flight.request
+        begun_s = self._loop.time()
+        try:
+            decision = router.choose(request, begun_s)
+        except NoRoute as error:
+            self._loop.call_soon(self._failed, flight, str(error), done)
+            return
+        side = self._remote if decision.prefill_cluster == PRFAAS else self._local
+        prefiller = side[decision.prefill_key]
+        decoder, message = self._decoders[decision.decode_key]
+        flight.prefill_cluster = decision.prefill_cluster
+        flight.prefill_instance, flight.decode_instance = prefiller.name, decoder.name
+        settled = False
+
+        def prefilled(took_s: float | None) -> None:
+            nonlocal settled
+            if not settled:
+                settled = True
+                router.prefilled(decision, request, self._loop.time(), took_s)
+
+        def ended(flight: Flight) -> None:
+            finished_s = flight.prefill_finished_s
+            self._on_prefill.pop(id(flight), None)
+            prefilled(None if finished_s is None else finished_s - begun_s)
+            router.ended(decision)
+            done(flight)
+
+        self._on_prefill[id(flight)] = prefilled
+        self._hand_over(flight, ended, prefiller, decoder, message)
+
+    def _prefilled(self, flight: Flight) -> None:
+        """The prefill of `flight` has ended well."""
+        flight.prefill_finished_s = now = self._loop.time()
+        told = self._on_prefill.pop(id(flight), None)
+        if told is not None and flight.prefill_started_s is not None:
+            told(now - flight.prefill_started_s)
 
     def _hand_over(
         self, flight: Flight, done: Done, prefiller: Endpoint, decoder: Endpoint, message: Message
@@ -127,10 +185,10 @@ class VllmPair(_Pair):
         except ConnectionError as error:
             self._failed(flight, f"prefill: {error}", done)
             return
-        flight.prefill_finished_s = self._loop.time()
         if status != 200:
             self._failed(flight, f"prefill: {refusal_text(status, answer)}", done)
             return
+        self._prefilled(flight)
         try:
             said = orjson.loads(answer)
             parameters = said["kv_transfer_params"]
@@ -188,6 +246,8 @@ class SglangPair(_Pair):
             self._refused(flight, f"prefill: {refusal_text(status, answer)}", done)
         elif flight.ended_s is None and b'"error"' in answer[:4096]:
             self._refused(flight, f"prefill: {_error_of(answer)}", done)
+        elif flight.ended_s is None:
+            self._prefilled(flight)
 
     def _refused(self, flight: Flight, reason: str, done: Done) -> None:
         """The decode server would wait for a cache that never comes."""

@@ -248,6 +248,19 @@ def test_dry_run_resolves_and_sends_nothing(
         (("--search",), "--request-rate"),
         (("--search", "--request-rate", "1"), "--goodput"),
         (("--target", "vllm-pair"), "--prefill-url"),
+        (("--policy", "naive"), "vllm-pair"),
+        (
+            (
+                "--target",
+                "vllm-pair",
+                "--prefill-url",
+                "http://p",
+                "--decode-url",
+                "http://d",
+                "--compare",
+            ),
+            "--remote-prefill-url",
+        ),
         (("--processes", "4", "--max-concurrency", "2"), "at least one"),
         (("--ramp-up-strategy", "linear"), "--ramp-up-start-rps"),
         (("--trace", "t.jsonl", "--input-len", "5"), "lengths of its own"),
@@ -272,3 +285,39 @@ def test_bad_input_is_one_line(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_compare_runs_the_four_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Servers in a process of their own, since the command has its own loop."""
+    script = (
+        "import asyncio, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from fakes import VllmDecode, VllmPrefill\n"
+        "async def main():\n"
+        "    far, near = VllmPrefill(), VllmPrefill()\n"
+        "    near.kept = far.kept\n"
+        "    async with far, near, VllmDecode(far) as decode:\n"
+        "        print(far.url, near.url, decode.url, flush=True)\n"
+        "        await asyncio.to_thread(sys.stdin.read)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as servers:
+        assert servers.stdout is not None and servers.stdin is not None
+        far, near, decode = servers.stdout.readline().split()
+        code = load(
+            tmp_path, "--target", "vllm-pair", "--remote-prefill-url", far, "--prefill-url", near,
+            "--decode-url", decode, "--threshold-tokens", "100", "--compare", *FAST,
+            "--num-prompts", "6", "--max-concurrency", "2",
+        )  # fmt: skip
+        servers.stdin.close()
+    assert code in UNJUDGED
+    printed = capsys.readouterr().out
+    for name in ("homogeneous", "naive", "balanced", "prfaas"):
+        assert name in printed
+        (run,) = tmp_path.glob(f"load-{name}-*")
+        assert phase(run)["counts"]["succeeded"] == 6
+        sides = set(pq.read_table(run / "requests.parquet")["prefill_cluster"].to_pylist())
+        wanted = {"homogeneous": {"pd"}, "naive": {"prfaas"}, "prfaas": {"pd"}}
+        assert sides == wanted.get(name, sides)

@@ -19,6 +19,7 @@ from harness.load.flight import Flight
 from harness.load.schedule import OpenSchedule
 from harness.targets.base import Api, Kind, TargetSpec
 from harness.targets.factory import make_target
+from harness.targets.routing import PairRouter
 from results.records import Status
 from workloads.request import Request
 
@@ -103,6 +104,62 @@ async def test_prefill_and_decode_servers_are_taken_in_turn() -> None:
         )
         await load(spec, 6)
     assert [len(each.seen) for each in prefills] == [3, 3]
+
+
+# Policies over pairs
+
+
+@pytest.mark.parametrize(
+    ("policy", "remote", "local"),
+    [("homogeneous", 0, 8), ("naive", 8, 0), ("prfaas", 4, 4)],
+)
+async def test_a_policy_chooses_who_prefills(policy: str, remote: int, local: int) -> None:
+    """Half of the prompts are longer than the threshold."""
+    sides = [VllmPrefill(), VllmPrefill()]
+    async with sides[0], sides[1], VllmDecode(sides[0]) as decode:
+        sides[1].kept = sides[0].kept
+        target = make_target(
+            TargetSpec(
+                kind=Kind.VLLM_PAIR,
+                remote_prefill_urls=(sides[0].url,),
+                prefill_urls=(sides[1].url,),
+                decode_urls=(decode.url,),
+                policy=policy,
+                threshold_tokens=50,
+            )
+        )
+        await target.probe()
+        flights: list[Flight] = []
+        driver = Driver(target, flights.append, max_concurrency=1)
+        requests = (Request(k, 0.0, 20 if k % 2 else 80, 3) for k in range(8))
+        loop = asyncio.get_running_loop()
+        await driver.run(OpenSchedule(requests), "load", loop.time(), closed=True, drain_s=20.0)
+        await target.close()
+    assert succeeded(flights)
+    assert [len(each.seen) for each in sides] == [remote, local]
+    for each in flights:
+        if policy == "prfaas":
+            wanted = "prfaas" if each.request.input_tokens > 50 else "pd"
+            assert each.prefill_cluster == wanted
+
+
+async def test_balanced_uses_both_sides() -> None:
+    router = PairRouter("balanced", 0.0, remote=1, local=1, decode=1)
+    chosen = [router.choose(make_request(k), 0.0).prefill_cluster for k in range(100)]
+    assert 40 <= chosen.count("prfaas") <= 60
+
+
+async def test_accounts_are_settled_and_rates_observed() -> None:
+    router = PairRouter("naive", 0.0, remote=2, local=0, decode=2)
+    decisions = [router.choose(make_request(k), 0.0) for k in range(4)]
+    assert sorted(each.prefill_key for each in decisions) == [0, 0, 1, 1]
+    assert sorted(each.decode_key for each in decisions) == [0, 0, 1, 1]
+    for each in decisions:
+        router.prefilled(each, make_request(), 1.0, 0.5)
+        router.ended(each)
+    model = router._models["prfaas"]
+    assert model.tokens_per_s == pytest.approx(8 / 0.5)
+    assert [router._view.decode["pd"].active(key) for key in range(2)] == [0, 0]
 
 
 # SGLang
