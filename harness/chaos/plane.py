@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from engine.transport.callbacks import Callbacks
@@ -21,10 +22,12 @@ from engine.transport.frames import (
     FrameReader,
     Type,
     checksum,
+    control_frame,
     decode_header,
     encode_frame,
     encode_header,
 )
+from engine.transport.inbound import Inbound
 from engine.transport.incoming import (
     Aborted,
     Denied,
@@ -36,7 +39,7 @@ from engine.transport.incoming import (
     Withdrawn,
 )
 from engine.transport.ipc import Message
-from engine.transport.messages import Key, Manifest
+from engine.transport.messages import Hello, Key, Manifest, Reason
 from engine.transport.outbound import Peer
 from engine.transport.outgoing import ChunkTask, Ended, Granted, SenderEvent
 from engine.transport.receiver import Receiver
@@ -49,7 +52,7 @@ LANES = 3
 #: Between a worker and its plane.
 IPC_S = 0.0002
 TICK_S = 0.1
-WRITE_S = 0.001
+WRITE_S = 0.004
 IDLE_SESSION_S = 1.0
 
 
@@ -211,9 +214,8 @@ class Session:
         target = plane.switch.planes.get(self.peer.host)
         if target is None or not wire.up or not target.worker_alive():
             self.sender.trouble = f"{self.peer.host} does not answer"
-        elif self.peer.incarnation not in (0, target.settings.incarnation):
-            why = "the receiver was restarted (another incarnation)"
-            self.sender.fail_all(now, why, True, refused=True)
+        elif (why_not := target.why_not_greeted(self)) is not None:
+            self.sender.fail_all(now, why_not.text, why_not.retryable, refused=True)
         else:
             self.connection = connection = Connection(self, target)
             plane.switch.connections.append(connection)
@@ -520,6 +522,15 @@ class VirtualPlane(DataPlane):
         self._report({**asdict(event), "op": "ended", "t": number, "seconds": seconds})
 
     # --- the receiving side ------------------------------------------------------------------
+
+    def why_not_greeted(self, session: Session) -> Reason | None:
+        """The listening side's own judgement of a hello."""
+        settings = session.plane.settings
+        hello = Hello(settings.layout, -1, settings.codecs)
+        source, target = session.sender.incarnation, session.peer.incarnation
+        frame = control_frame(Type.HELLO, source=source, target=target, body=hello.encode())
+        judge: Any = SimpleNamespace(_settings=self.settings, _worker_alive=self.worker_alive)
+        return Inbound._why_not_greeted(judge, hello, frame)
 
     def accept(self, source: int, connection: Connection) -> None:
         known = self._peers.get(source)

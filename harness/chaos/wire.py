@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 #: Between the arrivals of two chunks on one stream: the second waits until the first is written.
-GAP_S = 0.0011
+GAP_S = 0.0044
 #: Frames never arrive at the very same time on streams that were written at the same time.
 JITTER_S = 0.002
 RETRANSMISSION_S = 0.25
