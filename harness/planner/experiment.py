@@ -8,6 +8,8 @@ from harness.experiment import ConfigurationSpec, Experiment
 from harness.planner.link import LinkModel
 from harness.planner.model import Capacity, Deployment, Reading, Shape, Split, capacity
 from harness.planner.search import best_threshold
+from harness.policies.operators import UncachedThreshold
+from harness.policies.parameters import build
 from harness.profiles import load_profile
 from workloads.kinds import TraceWorkload, distribution_of
 from workloads.spec import WorkloadSpec, length_distribution, trace_rows
@@ -36,8 +38,14 @@ def deployment_of(experiment: Experiment, *, bounded: bool = True) -> Deployment
 
 
 def shape_of(policy: str) -> Shape:
-    """The model's shape for a policy name; every other policy moves a threshold."""
-    fixed = {"homogeneous": Shape.HOMOGENEOUS, "naive": Shape.NAIVE, "balanced": Shape.BALANCED}
+    """The model's shape for a policy name; a policy that is not here has a threshold, or what comes
+    near one."""
+    fixed = {
+        "homogeneous": Shape.HOMOGENEOUS,
+        "naive": Shape.NAIVE,
+        "balanced": Shape.BALANCED,
+        "least-loaded": Shape.BALANCED,
+    }
     return fixed.get(policy, Shape.THRESHOLD)
 
 
@@ -60,6 +68,8 @@ def plan_configuration(
     shape = shape_of(configuration.policy)
     split = Split(configuration.n_prfaas, configuration.n_prefill, configuration.n_decode)
     threshold = configuration.threshold_tokens
+    if configuration.policy == "uncached-threshold":
+        threshold = build(UncachedThreshold, configuration.parameters).uncached_tokens
     if shape is Shape.THRESHOLD and threshold is None:
         threshold = best_threshold(
             deployment, split.n_prfaas, split.n_prefill, reading, step_tokens

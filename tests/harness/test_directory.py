@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from harness.instances.prefix_pool import PrefixPool
 from workloads.request import Request
 from workloads.reuse import PrefixCache
 from workloads.spec import generate, parse_arrivals, parse_workload
+from workloads.traces.readers import open_trace
 
 EVERYWHERE = CheckpointPolicy(interval_blocks=1)
 
@@ -109,6 +111,28 @@ def test_hits_equal_the_offline_computation(max_blocks: int | None) -> None:
         pool.keep_computed(request, expected)
         total += expected
     assert total > 0 and (max_blocks is None or offline.evicted_blocks > 0)
+
+
+TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
+
+
+@pytest.mark.skipif(not TRACE.is_file(), reason="the trace is not part of this checkout")
+@pytest.mark.parametrize(("max_blocks", "share"), [(None, 0.373), (20_000, 0.299)])
+def test_hits_of_the_mooncake_trace_equal_the_offline_computation(
+    max_blocks: int | None, share: float
+) -> None:
+    directory = PrefixDirectory()
+    directory.add_cluster("pd", ["pd-0"])
+    pool = PrefixPool(lambda event: directory.event("pd", event), max_blocks, policy=EVERYWHERE)
+    offline = PrefixCache(max_blocks)
+    hits = total = 0
+    for request in open_trace(str(TRACE)):
+        expected = offline.serve(request)
+        assert directory.hit_tokens("pd", request) == expected
+        pool.keep_computed(request, expected)
+        hits += expected
+        total += request.input_tokens
+    assert hits / total == pytest.approx(share, abs=0.001)
 
 
 @given(st.integers(0, 2**32), st.sampled_from(["lost", "late", "doubled"]))

@@ -204,3 +204,28 @@ def test_a_run_hits_what_the_offline_computation_hits(blocks: int | None, tmp_pa
     }
     assert found == expected and sum(expected.values()) > 0
     assert blocks is None or offline.evicted_blocks > 0
+
+
+def test_schedulers_and_prefixes_leave_a_run_reproducible(tmp_path: Path) -> None:
+    experiment = load_experiment(
+        "documents",
+        {
+            "measure.capacity_warmup_s": 30, "measure.capacity_window_s": 150,
+            "measure.latency_warmup_s": 10, "measure.latency_window_s": 30,
+            "configurations.prfaas.n_prefill": 6, "configurations.prfaas.n_decode": 2,
+            "configurations.prfaas.parameters": {"least_samples": 20, "plan_interval_s": 10.0},
+        },
+    )  # fmt: skip
+    kept = tuple(row for row in experiment.configurations if row.name == "prfaas")
+    experiment = experiment.model_copy(update={"configurations": kept})
+    runs = [execute(experiment, tmp_path / str(i), "test") for i in range(2)]
+    for table in ("requests", "decisions", "instances", "links", "tokens"):
+        first, second = ((run.directory / f"{table}.parquet").read_bytes() for run in runs)
+        assert first == second
+    fleets = [run.summary.extra["fleets"]["prfaas"]["scheduling"] for run in runs]
+    assert fleets[0] == fleets[1]
+    assert any("serves decode" in what for _, what in fleets[0])
+    states = set(reader.read(runs[0].directory, "instances")["state"].to_pylist())
+    assert states == {"up", "draining"}
+    copied = reader.read(runs[0].directory, "requests").to_pylist()
+    assert any(row["wire_bytes"] and row["prefill_cluster"] == PD for row in copied)
