@@ -143,11 +143,16 @@ def _run(run: RunData, sections: Sequence[Drawn], at: int, many: bool) -> str:
     heading = f"Comparison: {run.path.name}" if many else "Comparison"
     parts = [f'<section aria-labelledby="r{at}"><h2 id="r{at}">{escape(heading)}</h2>']
     parts.append(_comparison(run.summary))
-    parts += [f'<p class="note">{escape(line)}</p>' for line in table.notes(run.summary)]
+    parts += [_note(line) for line in table.notes(run.summary)]
     for each in sections:
         parts.append(_figure(each, f"r{at}-{each.section.key}", run))
     parts.append("</section>")
     return "".join(parts)
+
+
+def _note(line: str) -> str:
+    kind = "bad" if line.startswith(("verdict:", "INCOMPLETE")) else "note"
+    return f'<p class="{kind}">{escape(line)}</p>'
 
 
 def _comparison(run: RunSummary) -> str:
