@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench bench-paper bench-speed bench-engine bench-gpu bench-load bench-nightly \
+.PHONY: help install bench bench-paper bench-speed bench-engine bench-gpu bench-transport bench-load bench-nightly \
         plan studies fidelity test test-netem test-kernels test-oracle test-peers lint format clean
 
 help:  ## list the targets
@@ -34,11 +34,14 @@ bench-speed: $(STAMP)  ## simulated requests per CPU-second, memory and growth
 	$(BIN)/python benchmarks/speed.py
 
 bench-engine: $(STAMP)  ## the engine's speed on this CPU, against what it replaces
-	$(BIN)/python -m engine.bench
+	OMP_NUM_THREADS=1 $(BIN)/python -m engine.bench
 
 bench-gpu: $(STAMP)  ## the engine on a CUDA device, under 8 minutes
 	$(BIN)/python -m pip install --quiet --editable '.[gpu]'
 	$(BIN)/python -m engine.bench.gpu
+
+bench-transport: $(STAMP)  ## the KV transport against raw sockets and iperf3
+	$(BIN)/prfaas transport bench --tls
 
 bench-load: $(STAMP)  ## the load generator's ceiling against a bundled stub server
 	$(BIN)/python benchmarks/load.py
@@ -56,29 +59,27 @@ fidelity: $(STAMP)  ## emulate against simulate, figure by figure
 	$(BIN)/prfaas fidelity bench
 
 test: $(STAMP)  ## the default test suite, under 8 minutes on two cores
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-netem: $(STAMP)  ## netem tests on a kernel that has it: the host's, or user-mode Linux
 	tests/netem/run.sh
 
-# Environments of their own: with fla importable, transformers dispatches to Triton and fails on CPU.
-.venv-kernels/.installed: $(STAMP)
-	test -x .venv-kernels/bin/python || $(PYTHON) -m venv .venv-kernels
-	.venv-kernels/bin/python -m pip install --quiet '$(TORCH)'
-	.venv-kernels/bin/python -m pip install --quiet triton fla-core==0.6.0 einops packaging pytest pytest-asyncio pytest-timeout safetensors
-	touch $@
-
-.venv-oracle/.installed: $(STAMP)
-	test -x .venv-oracle/bin/python || $(PYTHON) -m venv .venv-oracle
-	.venv-oracle/bin/python -m pip install --quiet '$(TORCH)'
-	.venv-oracle/bin/python -m pip install --quiet 'transformers>=5.23' pytest pytest-asyncio pytest-timeout safetensors
+# Environments of their own, because with fla importable transformers dispatches to Triton and fails
+# on a CPU. They see the packages of .venv (torch above all) through a path file.
+PURELIB := -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'
+PACKAGES.kernels := triton fla-core==0.6.0 einops packaging
+PACKAGES.oracle := 'transformers>=5.23'
+.venv-%/.installed: $(STAMP)
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	$(BIN)/python $(PURELIB) > "$$(.venv-$*/bin/python $(PURELIB))/base.pth"
+	.venv-$*/bin/python -m pip install --quiet $(PACKAGES.$*)
 	touch $@
 
 test-kernels: .venv-kernels/.installed  ## the CUDA path's kernels under Triton's interpreter
-	TRITON_INTERPRET=1 .venv-kernels/bin/python -m pytest tests/engine/test_kernels.py
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 .venv-kernels/bin/python -m pytest tests/engine/test_kernels.py
 
 test-oracle: .venv-oracle/.installed  ## the whole model against transformers' Kimi Linear
-	.venv-oracle/bin/python -m pytest tests/oracle
+	OMP_NUM_THREADS=1 .venv-oracle/bin/python -m pytest tests/oracle
 
 test-peers: $(STAMP)  ## our load client against public servers, each in an environment of its own
 	$(BIN)/python -m pytest -m peers tests/peers

@@ -63,7 +63,8 @@ def execute(
     try:
         runner(work if simulated else _supervised(work, comparison, recorder, say))
         complete = not comparison.interrupted
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        # In virtual time a signal interrupts wherever the loop is.
         comparison.interrupted = True
         complete = False
     except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -60,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return ExitCode.USAGE
+    # A termination request ends like Ctrl-C: what there is gets written. Commands with a drain of
+    # their own replace this.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return int(options.run(options))
     except KeyboardInterrupt:
