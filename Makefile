@@ -36,9 +36,12 @@ bench-speed: $(STAMP)  ## simulated requests per CPU-second, memory and growth
 bench-engine: $(STAMP)  ## the engine's speed on this CPU, against what it replaces
 	OMP_NUM_THREADS=1 $(BIN)/python -m engine.bench
 
-bench-gpu: $(STAMP)  ## the engine on a CUDA device, under 8 minutes
+bench-gpu: $(STAMP)  ## on a CUDA device: the engine's figures, the main job, a measured profile
 	$(BIN)/python -m pip install --quiet --editable '.[gpu]'
-	$(BIN)/python -m engine.bench.gpu
+	mkdir -p build
+	$(BIN)/python -m engine.bench.gpu --out build/bench-gpu.json
+	$(BIN)/prfaas run bench --name bench-gpu --set emulate.device=cuda
+	$(BIN)/prfaas profile --device cuda --model kimi-linear-48b --lengths 1024,8192,32768 --out build/kimi-linear-48b.toml
 
 bench-transport: $(STAMP)  ## the KV transport against raw sockets and iperf3
 	$(BIN)/prfaas transport bench --tls

@@ -127,6 +127,7 @@ class EmulateSpec(_Section):
     """How `emulate` scales and checks (see harness.scale)."""
 
     model: str = Field("bench", description="engine shape or checkpoint directory")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="what the workers compute on")
     token_scale: int = Field(64, ge=1)
     time_scale: float = Field(8.0, gt=0)
     max_request_rate: float = Field(
