@@ -27,6 +27,7 @@ from harness.fleets.nursery import Nursery, last_line
 from harness.instances.remote import DataAddress, RemoteInstance
 from harness.links.base import ShapedLink
 from harness.links.factory import open_link
+from harness.planner.experiment import deployment_of
 from harness.ports import Instance, InstanceSpec, Link, Role
 from harness.prediction import peak_rate
 from harness.prefixes import LearningKeeper, PrefixKeeper
@@ -51,19 +52,20 @@ ORACLE = "oracle"
 
 
 def emulation_scale(experiment: Experiment, model: ModelConfig) -> Scale:
-    """Bytes scale so that the payload per modelled token is that of the profile; time runs no
-    faster than that the control plane and workers of this host keep up with the requests.
+    """Bytes scale so that a request of mean length has the payload that the profile gives it; time
+    runs no faster than that the control plane and workers of this host keep up with the requests.
     """
     emulate = experiment.emulate
     profile = load_profile(experiment.profiles.prfaas)
-    engine_bytes = model.kv_bytes_per_token(CACHE_DTYPE)
-    byte_scale = profile.per_token_bytes * emulate.token_scale / engine_bytes
+    tokens = round(deployment_of(experiment).lengths.mean())
+    engine_tokens = TokenScale(emulate.token_scale).tokens(tokens)
+    engine_bytes = model.request_bytes(engine_tokens, CACHE_DTYPE[emulate.device])
     time_scale = min(emulate.time_scale, emulate.max_request_rate / peak_rate(experiment))
-    return Scale(time_scale, emulate.token_scale, byte_scale)
+    return Scale(time_scale, emulate.token_scale, profile.kv_bytes(tokens) / engine_bytes)
 
 
-#: What a worker on CPU keeps its cache in.
-CACHE_DTYPE = "float32"
+#: What a worker keeps latents and convolution inputs in, by device.
+CACHE_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
 
 
 def pacing_of(profile: Profile, scale: Scale) -> dict[str, Any]:
