@@ -181,7 +181,7 @@ async def serve() -> None:
         gc.collect()
         gc.freeze()
         # What a request leaves behind has no cycles; the young generation may wait longer.
-        gc.set_threshold(50_000, 20, 100)
+        gc.set_threshold(50_000, 10, 10)
         while True:
             message = await queue.get()
             if "phase" in message:

@@ -145,7 +145,8 @@ class Driver:
         else:
             flight.fail("no status")
             self.counts.failed += 1
-        self._free_s.append(now)
+        if self._cap is not None:
+            self._free_s.append(now)
         self._schedule.ended(flight.request, now - self._origin_s)
         self._on_flight(flight)
         self._awake()

@@ -121,7 +121,7 @@ class ClientRecorder:
 
     def snapshot(self, phase: str) -> Future[dict[str, Any]]:
         """The phase's histograms, encoded, once all that was sealed is in them."""
-        return self._writer.submit(lambda: self.tallies.get(phase, Tally()).encode())
+        return self._writer.submit(lambda: (self.tallies.get(phase) or Tally()).encode())
 
     def flush(self) -> None:
         """Seal, and make what there is readable on disk. In real time, every half minute or so."""
