@@ -80,6 +80,19 @@ class ModelledInstance:
     pool that it shares with its cluster: what a job counts on and is not there is computed, or
     crosses the link."""
 
+    __slots__ = (
+        "_decode",
+        "_draining",
+        "_loop",
+        "_on_serving",
+        "_prefill",
+        "conversion_s",
+        "lost_because",
+        "prefixes",
+        "role",
+        "spec",
+    )
+
     def __init__(
         self,
         spec: InstanceSpec,

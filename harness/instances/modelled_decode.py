@@ -80,6 +80,16 @@ class DecodeWork(asyncio.Future[DecodeDone]):
 class DecodeStage:
     """Caches for this instance, from the promise that one will come to its last token."""
 
+    __slots__ = (
+        "_incoming",
+        "_on_change",
+        "_profile",
+        "batch",
+        "loop",
+        "memory",
+        "name",
+    )
+
     def __init__(
         self,
         name: str,

@@ -64,6 +64,25 @@ class MacroBatch:
     the context; see `modelled_batch` for how time passes in between.
     """
 
+    __slots__ = (
+        "_admissions",
+        "_batch",
+        "_clock",
+        "_context_at",
+        "_context_tokens",
+        "_contextual",
+        "_loop",
+        "_max_batch",
+        "_paused_boundary",
+        "_paused_s",
+        "_running",
+        "_timer",
+        "_timer_s",
+        "_times",
+        "_waiting",
+        "_was_running",
+    )
+
     def __init__(self, loop: asyncio.AbstractEventLoop, times: StepTimes, max_batch: int) -> None:
         self._loop = loop
         self._times = times

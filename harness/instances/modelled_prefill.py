@@ -35,6 +35,29 @@ class PrefillStage:
     still on their way, so a slow link or a full destination holds prefill back.
     """
 
+    __slots__ = (
+        "_capacity_bytes",
+        "_chunk_left_s",
+        "_chunk_timer",
+        "_current",
+        "_finish_timer",
+        "_held_bytes",
+        "_on_change",
+        "_paused",
+        "_preempt_timer",
+        "_pushes",
+        "_queue",
+        "_queued",
+        "_since_s",
+        "_slowdown",
+        "_works",
+        "busy_s",
+        "loop",
+        "name",
+        "profile",
+        "rules",
+    )
+
     def __init__(
         self,
         name: str,
