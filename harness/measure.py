@@ -62,11 +62,16 @@ def phase_requests(
         request_rate=phase.request_rate,
         duration_s=phase.duration_s,
     ):
-        placed = replace(
-            request,
-            id=phase.first_id + request.id,
-            arrival_s=scale.loop_s(request.arrival_s),
-            block_ids=_own_blocks(request.block_ids, phase.first_id),
+        placed = Request(
+            phase.first_id + request.id,
+            scale.loop_s(request.arrival_s),
+            request.input_tokens,
+            request.output_tokens,
+            _own_blocks(request.block_ids, phase.first_id),
+            request.block_tokens,
+            request.session,
+            request.tenant,
+            request.slo_class,
         )
         on_request(placed)
         yield placed
