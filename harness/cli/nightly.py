@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from harness.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
-    from harness.nightly_judge import Mark, Night
-    from harness.nightly_run import PartResult, Sides
-    from harness.nightly_suite import Suite
+    from harness.nightly.judge import Mark, Night
+    from harness.nightly.run import Commits, PartResult
+    from harness.nightly.suite import Suite
     from results.drift import DriftRules
     from results.gate import GateRules
     from results.history import Row
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from harness.nightly_suite import load_suite
+    from harness.nightly.suite import load_suite
 
     suite = _chosen(load_suite(options.suite), options.only)
     if options.list:
@@ -108,7 +108,7 @@ def _night_directory(options: argparse.Namespace) -> Path:
 
 
 def _run(options: argparse.Namespace, suite: Suite, directory: Path) -> Night:
-    from harness.nightly_run import SampleLog, Sides, checkout_of, git, run_part
+    from harness.nightly.run import SampleLog, Sides, checkout_of, run_part
     from harness.progress import Progress
     from results.gate import GateRules
 
@@ -116,26 +116,46 @@ def _run(options: argparse.Namespace, suite: Suite, directory: Path) -> Night:
     log = SampleLog(directory / "samples.jsonl")
     results = log.load(suite)
     rules = GateRules(suite.gate.least, suite.gate.family_p, suite.gate.screen_p)
-    candidate_commit = git(repository, "rev-parse", "HEAD")
-    with contextlib.ExitStack() as stack:
-        if options.baseline_dir is not None:
-            base = options.baseline_dir.resolve()
-            base_commit = git(base, "rev-parse", "HEAD")
-        else:
-            revision = options.baseline or suite.baseline
-            if options.judge_only:
-                base, base_commit = repository, git(repository, "rev-parse", revision)
+    commits = _commits(options, suite, directory, repository)
+    if not options.judge_only:
+        _say(f"{directory.name}: baseline {commits.base[:12]} ({commits.revision})")
+        with contextlib.ExitStack() as stack:
+            if options.baseline_dir is not None:
+                base = options.baseline_dir.resolve()
             else:
-                base, base_commit = stack.enter_context(
-                    checkout_of(repository, revision, directory.resolve() / "baseline")
-                )
-        sides = Sides(base, repository, base_commit, candidate_commit)
-        if not options.judge_only:
+                at = directory.resolve() / "baseline"
+                base = stack.enter_context(checkout_of(repository, commits.base, at))
+            sides = Sides(base, repository)
             with Progress("nightly", len(suite.part)) as progress:
                 for part in suite.part:
                     run_part(results[part.name], sides, log, rules, _say)
                     progress.advance(part.name)
-    return _tell(options, suite, directory, list(results.values()), sides, rules)
+    return _tell(options, suite, directory, list(results.values()), commits, rules)
+
+
+def _commits(
+    options: argparse.Namespace, suite: Suite, directory: Path, repository: Path
+) -> Commits:
+    """What tonight compares: as the night began, when it is resumed or judged again."""
+    from harness.nightly.run import NIGHT_FILE, Commits, commit_of, resolve
+
+    if (directory / NIGHT_FILE).exists() or options.judge_only:
+        commits = Commits.load(directory)
+        candidate = commit_of(repository)
+        if options.resume and candidate != commits.candidate:
+            raise BadInput(
+                f"{directory.name} measured {commits.candidate[:12]}, the checkout is now at "
+                f"{candidate[:12]}: check that out again, or start a new night"
+            )
+        return commits
+    if options.baseline_dir is not None:
+        base, revision = commit_of(options.baseline_dir.resolve()), str(options.baseline_dir)
+    else:
+        revision = options.baseline or suite.baseline
+        base = resolve(repository, revision)
+    commits = Commits(base, commit_of(repository), revision, platform.node())
+    commits.save(directory)
+    return commits
 
 
 def _say(line: str) -> None:
@@ -147,12 +167,12 @@ def _tell(
     suite: Suite,
     directory: Path,
     results: list[PartResult],
-    sides: Sides,
+    commits: Commits,
     rules: GateRules,
 ) -> Night:
     """Judge, add to the history, and write the three forms."""
-    from harness import nightly_report
-    from harness.nightly_judge import conclude, load_marks
+    from harness.nightly import report
+    from harness.nightly.judge import conclude, load_marks
     from results import history
     from results.drift import DriftRules
 
@@ -162,15 +182,13 @@ def _tell(
     marks = load_marks(options.out / "marks.toml")
     root = options.out / "history"
     past = [row for row in history.read(root) if row.night <= directory.name]
-    night, rows = conclude(
-        directory.name, results, sides, platform.node(), past, marks, rules, drift
-    )
+    night, rows = conclude(directory.name, results, commits, past, marks, rules, drift)
     history.append(root, rows)
     every = [row for row in past if row.night != directory.name] + rows
-    (directory / "junit.xml").write_text(nightly_report.junit(night))
+    (directory / "junit.xml").write_text(report.junit(night))
     moved = _moved(every, marks, drift)
-    (directory / "report.html").write_text(nightly_report.page(night, every, moved))
-    text = nightly_report.markdown(night)
+    (directory / "report.html").write_text(report.page(night, every, moved))
+    text = report.markdown(night)
     (directory / "summary.md").write_text(text)
     if not night.failures:
         (directory / "complete").touch()
@@ -185,7 +203,7 @@ def _moved(
     rows: list[Row], marks: list[Mark], rules: DriftRules
 ) -> dict[tuple[str, str], list[int]]:
     """Where each figure's level has moved so far, for the trends."""
-    from harness.nightly_judge import levels
+    from harness.nightly.judge import levels
     from results import history
     from results.drift import shifts
 

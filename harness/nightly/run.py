@@ -12,18 +12,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.errors import BadInput
-from harness.nightly_suite import PartSpec, Suite, pick
+from harness.nightly.suite import PartSpec, Suite, pick
 from results import summary
 from results.figures import METRICS, Better, figures
 from results.gate import GateRules, log_ratios, screen
 
 BASE, CANDIDATE = "base", "candidate"
 CPU = "cpu_s"
+
+#: In a night's directory: what it compares.
+NIGHT_FILE = "night.json"
 
 Say = Callable[[str], None]
 
@@ -33,13 +36,32 @@ class PartFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Commits:
+    """What a night compares. `revision` is how the baseline was asked for."""
+
+    base: str
+    candidate: str
+    revision: str
+    host: str
+
+    def save(self, directory: Path) -> None:
+        (directory / NIGHT_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, directory: Path) -> Commits:
+        """Raises BadInput."""
+        try:
+            return cls(**json.loads((directory / NIGHT_FILE).read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise BadInput(f"{directory / NIGHT_FILE}: {error}; start a new night") from error
+
+
+@dataclass(frozen=True, slots=True)
 class Sides:
-    """The two checkouts and their commits."""
+    """The two checkouts."""
 
     base: Path
     candidate: Path
-    base_commit: str
-    candidate_commit: str
 
     def of(self, side: str) -> Path:
         return self.base if side == BASE else self.candidate
@@ -120,8 +142,10 @@ class SampleLog:
 def take_sample(part: PartSpec, checkout: Path) -> dict[str, float]:
     """Run the part's command once in `checkout`. Raises PartFailed."""
     scratch = tempfile.mkdtemp(prefix="prfaas-nightly-")
-    names = {"python": sys.executable, "scratch": scratch}
-    command = [word.format(**names) for word in part.command]
+    command = [
+        word.replace("{python}", sys.executable).replace("{scratch}", scratch)
+        for word in part.command
+    ]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
         output = _output(command, checkout, part.timeout_s)
@@ -215,16 +239,32 @@ def _take_pairs(result: PartResult, wanted: int, sides: Sides, log: SampleLog, s
         say(f"{part.name}: pair {pair + 1} of {wanted}")
 
 
+def resolve(repository: Path, revision: str) -> str:
+    """The commit of `revision`. Raises BadInput."""
+    try:
+        return git(repository, "rev-parse", "--quiet", "--verify", f"{revision}^{{commit}}")
+    except BadInput as error:
+        raise BadInput(
+            f"{repository} has no commit {revision!r} to compare with; name another with "
+            "--baseline, or fetch the history if the clone is shallow"
+        ) from error
+
+
+def commit_of(checkout: Path) -> str:
+    """The commit of a checkout, with a + when tracked files differ from it. Raises BadInput."""
+    changed = git(checkout, "status", "--porcelain", "--untracked-files=no")
+    return git(checkout, "rev-parse", "HEAD") + ("+" if changed else "")
+
+
 @contextlib.contextmanager
-def checkout_of(repository: Path, revision: str, at: Path) -> Iterator[tuple[Path, str]]:
-    """A git worktree of `revision` at `at`, removed at the end. Yields (path, commit)."""
-    commit = git(repository, "rev-parse", "--verify", f"{revision}^{{commit}}")
+def checkout_of(repository: Path, commit: str, at: Path) -> Iterator[Path]:
+    """A git worktree of `commit` at `at`, removed at the end."""
     git(repository, "worktree", "prune")
     if at.exists():
         git(repository, "worktree", "remove", "--force", str(at))
     git(repository, "worktree", "add", "--detach", str(at), commit)
     try:
-        yield at, commit
+        yield at
     finally:
         git(repository, "worktree", "remove", "--force", str(at))
 

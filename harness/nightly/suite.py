@@ -27,7 +27,8 @@ class FigureSpec(BaseModel):
 
 
 class PartSpec(BaseModel):
-    """One part. `{python}` in `command` is the interpreter, `{scratch}` an empty directory.
+    """One part. `{python}` in `command` is the interpreter, `{scratch}` an empty directory; other
+    braces stay as they are.
 
     reads: `json` takes `figures` from the JSON on standard output; `summary` takes the figures of a
     `prfaas run --json`, those whose metric is in `only` when that is given; `none` only times the
@@ -99,7 +100,11 @@ def load_suite(path: Path | None = None) -> Suite:
     """The shipped suite, or a file of the same form. Raises BadInput with file and field."""
     where = str(path) if path else "the shipped suite"
     try:
-        text = path.read_text() if path else files("harness").joinpath("nightly.toml").read_text()
+        text = (
+            path.read_text()
+            if path
+            else files("harness.nightly").joinpath("suite.toml").read_text()
+        )
         return Suite.model_validate(tomllib.loads(text))
     except OSError as error:
         raise BadInput(f"{where}: {error.strerror}") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.errors import BadInput
-from harness.nightly_run import BASE, CANDIDATE, PartResult, Sides
+from harness.nightly.run import BASE, CANDIDATE, Commits, PartResult
 from results import history
 from results.drift import DriftRules, Shift, shifts
 from results.figures import Better
@@ -40,15 +40,14 @@ class FigureResult:
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """Everything that is said of one night."""
+    """Everything that is said of one night. `nights_before` are those in the history."""
 
     stamp: str
     figures: tuple[FigureResult, ...]
     failures: Mapping[str, str]
-    base_commit: str
-    candidate_commit: str
-    host: str
+    commits: Commits
     parts: tuple[str, ...]
+    nights_before: int
 
     @property
     def regressions(self) -> list[FigureResult]:
@@ -90,9 +89,7 @@ def judge_parts(
 ) -> list[tuple[PartResult, str, Judgement]]:
     """The gate over all parts. The p value allows for all figures that are tested."""
     tested = sum(
-        len(result.metrics())
-        for result in results
-        if result.spec.gate and not result.spec.exact and not result.failure
+        len(result.metrics()) for result in results if result.spec.gate and not result.spec.exact
     )
     found = []
     for result in results:
@@ -118,8 +115,7 @@ def judge_parts(
 def rows_of(
     stamp: str,
     judged: Sequence[tuple[PartResult, str, Judgement]],
-    sides: Sides,
-    host: str,
+    commits: Commits,
 ) -> list[Row]:
     """The night's rows of the history."""
     return [
@@ -135,9 +131,9 @@ def rows_of(
             verdict.p,
             verdict.pairs,
             verdict.outcome.value,
-            sides.base_commit,
-            sides.candidate_commit,
-            host,
+            commits.base,
+            commits.candidate,
+            commits.host,
         )
         for result, metric, verdict in judged
     ]
@@ -184,8 +180,7 @@ def told_tonight(nights: Sequence[Row], marks: Sequence[Mark], rules: DriftRules
 def conclude(
     stamp: str,
     results: Sequence[PartResult],
-    sides: Sides,
-    host: str,
+    commits: Commits,
     past: Sequence[Row],
     marks: Sequence[Mark],
     gate: GateRules,
@@ -193,8 +188,9 @@ def conclude(
 ) -> tuple[Night, list[Row]]:
     """The night and its rows. `past` are the nights before it."""
     judged = judge_parts(results, gate)
-    rows = rows_of(stamp, judged, sides, host)
-    every = [row for row in past if row.night != stamp] + rows
+    rows = rows_of(stamp, judged, commits)
+    before = [row for row in past if row.night != stamp]
+    every = before + rows
     figures = []
     for row, (result, metric, verdict) in zip(rows, judged, strict=True):
         nights = history.series(every, row.part, row.metric)
@@ -223,9 +219,8 @@ def conclude(
         stamp,
         tuple(figures),
         failures,
-        sides.base_commit,
-        sides.candidate_commit,
-        host,
+        commits,
         tuple(result.spec.name for result in results),
+        len({row.night for row in before}),
     )
     return night, rows

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from xml.etree import ElementTree
 
-from harness.nightly_judge import FigureResult, Night
+from harness.nightly.judge import FigureResult, Night
 from results.gate import Outcome
 from results.history import Row
 from results.report import theme
@@ -33,6 +33,26 @@ def headline(night: Night) -> str:
         said.append(f"failed: {', '.join(night.failures)}")
     judged = sum(each.judgement.outcome is not Outcome.UNJUDGED for each in night.figures)
     return "; ".join(said) if said else f"no regression in {judged} figures"
+
+
+def compared(night: Night) -> str:
+    """What was compared with what, and how much history there is to see a drift in."""
+    commits = night.commits
+    text = (
+        f"Candidate {_short(commits.candidate)} against baseline {_short(commits.base)} "
+        f"({commits.revision}), in turn on {commits.host}."
+    )
+    if not night.nights_before:
+        return (
+            f"{text} This is the first night of this history: figures are judged against that "
+            "baseline only, and drift once there are nights enough."
+        )
+    nights = "night is" if night.nights_before == 1 else "nights are"
+    return f"{text} {night.nights_before} earlier {nights} in the history."
+
+
+def _short(commit: str) -> str:
+    return commit[:12] + (" with uncommitted changes" if commit.endswith("+") else "")
 
 
 def gate_sentence(each: FigureResult) -> str:
@@ -61,8 +81,7 @@ def markdown(night: Night) -> str:
     lines = [
         f"## Nightly {night.stamp}: {headline(night)}",
         "",
-        f"Candidate `{night.candidate_commit[:12]}` against baseline `{night.base_commit[:12]}`, "
-        f"in turn on {night.host}.",
+        compared(night),
         "",
     ]
     for name, why in night.failures.items():
@@ -139,9 +158,7 @@ def page(night: Night, past: Sequence[Row], shifts: Mapping[tuple[str, str], lis
         by_figure.setdefault((row.part, row.metric), []).append(row)
     body = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="lede">{escape(headline(night))}. Candidate '
-        f"{escape(night.candidate_commit[:12])} against baseline "
-        f"{escape(night.base_commit[:12])} on {escape(night.host)}.</p>",
+        f'<p class="lede">{escape(headline(night))}. {escape(compared(night))}</p>',
         "<main>",
         _alerts(night),
         _table(night),
