@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
@@ -24,6 +24,9 @@ from results.recorder import Recorder
 from results.summary import RunSummary
 from workloads.spec import notes
 
+if TYPE_CHECKING:
+    from harness.fleets.local import LocalFleets
+
 #: Open row groups are closed this often in real time, so that a crash loses at most so much.
 FLUSH_INTERVAL_S = 30.0
 
@@ -38,12 +41,17 @@ class Execution:
 
 
 def execute(
-    experiment: Experiment, root: Path, command: str, say: Say = lambda line: None
+    experiment: Experiment,
+    root: Path,
+    command: str,
+    say: Say = lambda line: None,
+    fleets: Fleets | None = None,
 ) -> Execution:
     """Run `experiment` in its mode and write a run directory under `root`.
 
     SIGINT and SIGTERM end the sending, drain what is in flight and write what there is, marked
-    incomplete; a second one cancels. Raises CommandError.
+    incomplete; a second one cancels. `fleets`: where the workers of `emulate` stand, if not on this
+    host. Raises CommandError.
     """
     started_s = time.monotonic()
     simulated = experiment.mode == "simulate"
@@ -56,7 +64,7 @@ def execute(
         command=command,
     )
     directory = rundir.create(root, identity, to_toml(experiment))
-    runner, open_fleet, scale = _backend(experiment, directory.path)
+    runner, open_fleet, scale = _backend(experiment, directory.path, fleets)
     recorder = Recorder(directory.path, _metadata(experiment, scale, simulated))
     comparison = Comparison()
     work = compare(experiment, open_fleet, recorder, comparison, say=_logged(directory, say))
@@ -86,9 +94,13 @@ def to_toml(experiment: Experiment) -> str:
 
 
 Runner = Callable[[Coroutine[Any, Any, None]], None]
+#: Makes the fleets of an experiment, which log into its run directory.
+Fleets = Callable[[Experiment, Path], "LocalFleets"]
 
 
-def _backend(experiment: Experiment, directory: Path) -> tuple[Runner, OpenFleet, Scale]:
+def _backend(
+    experiment: Experiment, directory: Path, fleets: Fleets | None
+) -> tuple[Runner, OpenFleet, Scale]:
     """What differs between the modes. Imports are local: simulate must not need the engine."""
     if experiment.mode == "simulate":
         from harness import clock
@@ -98,8 +110,8 @@ def _backend(experiment: Experiment, directory: Path) -> tuple[Runner, OpenFleet
     from harness import realtime
     from harness.fleets.local import LocalFleets
 
-    fleets = LocalFleets(experiment, directory)
-    return realtime.run, fleets.open, fleets.scale
+    opened = (fleets or LocalFleets)(experiment, directory)
+    return realtime.run, opened.open, opened.scale
 
 
 async def _supervised(

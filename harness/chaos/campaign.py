@@ -132,7 +132,9 @@ async def _inflict(fault: Fault, system: System, tell: Any) -> None:
     """One fault, from its beginning to its end."""
     loop = asyncio.get_running_loop()
     await asyncio.sleep(fault.at_s - loop.time())
-    tell(f"{fault.kind}{fault._detail()} begins" if fault.for_s else f"{fault.kind}{fault._detail()}")
+    tell(
+        f"{fault.kind}{fault._detail()} begins" if fault.for_s else f"{fault.kind}{fault._detail()}"
+    )
     with _lasting(fault, system) as at_end:
         await asyncio.sleep(fault.for_s)
     if at_end is not None:

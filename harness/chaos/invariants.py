@@ -171,9 +171,7 @@ def everyone_serves(evidence: Evidence) -> Iterator[str]:
         usable = [
             role
             for role, pool in pools.items()
-            if pool is not None
-            and spec.name in pool.key_of
-            and pool.usable(pool.key_of[spec.name])
+            if pool is not None and spec.name in pool.key_of and pool.usable(pool.key_of[spec.name])
         ]
         if usable != [Role(worker.role)]:
             yield f"{spec.name} does {worker.role}, is used for {', '.join(usable) or 'nothing'}"

@@ -398,8 +398,9 @@ class VirtualPlane(DataPlane):
         now, alive = self.now, self.worker_alive()
         self._serve_receiver(now, alive)
         for peer, session in list(self.sessions.items()):
-            self._serve_session(now, alive, session)
             sender = session.sender
+            if sender.active or sender.outbox or sender.events:
+                self._serve_session(now, alive, session)
             if not sender.active and not session.dialling and now - session.used_s > IDLE_SESSION_S:
                 if session.connection is not None:
                     session.connection.close_client("idle")

@@ -142,9 +142,7 @@ class System:
         session = self.sessions[name] = ControlSession(worker)
         address = DataAddress(name, 1, worker.incarnation)
         client: Any = session
-        remote = RemoteInstance(
-            spec, client, address, address, self._engine_request, PAGE_TOKENS
-        )
+        remote = RemoteInstance(spec, client, address, address, self._engine_request, PAGE_TOKENS)
         remote.role = self.roles[name]
         self.remotes[name] = remote
 
@@ -314,7 +312,9 @@ class System:
             converted = await self.role_changes.convert(name, role)
             if name in self.workers:
                 self.roles[name] = Role(self.workers[name].role)
-            self.tell(f"{name} serves {self.roles[name]}" if converted else f"{name}: not converted")
+            self.tell(
+                f"{name} serves {self.roles[name]}" if converted else f"{name}: not converted"
+            )
         finally:
             self._conversions.pop(name, None)
 

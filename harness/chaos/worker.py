@@ -92,9 +92,7 @@ class Checked:
     def poison(self, group: Group, index: int) -> None:
         """A page or slot became free: nobody may read it before it is written again."""
         layout = self._layout
-        tensors = (
-            [layout.latents] if group is Group.KV else [layout.state, layout.conv]
-        )
+        tensors = [layout.latents] if group is Group.KV else [layout.state, layout.conv]
         for by_layer in tensors:
             for tensor in by_layer.values():
                 start = tensor.offset + index * tensor.row_bytes

@@ -6,10 +6,13 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import BadInput, ExitCode
 from harness.experiment import Experiment, load_experiment, parse_override
+
+if TYPE_CHECKING:
+    from harness.execution import Fleets
 
 _EXAMPLES = """\
 examples:
@@ -19,6 +22,7 @@ examples:
   prfaas run bench --set link.rate_gbps=10      any field of the experiment, by dotted name
   prfaas run bench --set configurations.prfaas.threshold_tokens=30000
   prfaas run my-experiment.toml --dry-run       check a file and show what would run
+  prfaas run bench --fleet ray --address auto --certs certs   workers on a Ray cluster's hosts
 """
 
 
@@ -43,6 +47,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="DIR", type=Path, default=Path("runs"), help="default: runs"
     )
+    parser.add_argument(
+        "--fleet",
+        choices=("local", "ray"),
+        default="local",
+        help="emulate: workers on this host, or on the hosts of a Ray cluster (docs/scale-out.md)",
+    )
+    parser.add_argument(
+        "--address", metavar="ADDRESS", help="with --fleet ray: the cluster (default: this machine)"
+    )
+    parser.add_argument(
+        "--certs", metavar="DIR", type=Path, help="with --fleet ray: identities of `prfaas certs`"
+    )
+    parser.add_argument(
+        "--allow-plain", action="store_true", help="with --fleet ray: no TLS, on a trusted network"
+    )
     parser.add_argument("--json", action="store_true", help="print summary.json, no table")
     parser.add_argument("--dry-run", action="store_true", help="resolve and print, run nothing")
 
@@ -59,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    done = execute(experiment, options.out, command, say)
+    done = execute(experiment, options.out, command, say, fleets_of(options, experiment))
     from results import summary, table
 
     if options.json:
@@ -71,6 +90,22 @@ def run(options: argparse.Namespace) -> int:
         for path in sorted(done.directory.iterdir()):
             print(f"wrote     {path}")
     return done.exit_code
+
+
+def fleets_of(options: argparse.Namespace, experiment: Experiment) -> Fleets | None:
+    """Where workers stand, if not on this host. Raises BadInput."""
+    if options.fleet == "local":
+        for flag in ("address", "certs", "allow_plain"):
+            if getattr(options, flag):
+                raise BadInput(f"--{flag.replace('_', '-')} needs --fleet ray")
+        return None
+    if experiment.mode != "emulate":
+        raise BadInput(f"--fleet ray runs real workers: mode {experiment.mode!r} has none")
+    from harness.fleets.ray import RayFleets, RayOptions
+
+    chosen = RayOptions(options.address, options.certs, options.allow_plain)
+    chosen.check()
+    return lambda experiment, directory: RayFleets(experiment, directory, chosen)
 
 
 def resolve(options: argparse.Namespace) -> Experiment:

@@ -55,6 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="configuration")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: all cores)")
     parser.add_argument(
+        "--on",
+        choices=("processes", "ray"),
+        default="processes",
+        help="this host, or a Ray cluster",
+    )
+    parser.add_argument(
+        "--address", metavar="ADDRESS", help="with --on ray: the cluster (default: this machine)"
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
@@ -71,11 +80,20 @@ def run(options: argparse.Namespace) -> int:
         raise BadInput("give a study (`prfaas sweep --list`), or a preset with --axis KEY=V1,V2")
     if options.jobs is not None and options.jobs < 1:
         raise BadInput(f"--jobs {options.jobs}: must be at least 1")
+    if options.address is not None and options.on != "ray":
+        raise BadInput("--address needs --on ray")
     study = _study(options)
-    from harness.sweep.execute import cores, execute
+    from harness.sweep.execute import Evaluated, cores, execute
+
+    evaluated: Evaluated | None = None
+    if options.on == "ray":
+        from harness.ray.sweep import on_ray
+
+        evaluated = on_ray(options.address)
 
     directory = options.out or Path("runs") / f"sweep-{study.name}"
     jobs = options.jobs or cores()
+    where = "on Ray" if evaluated is not None else f"{jobs} processes"
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
@@ -85,13 +103,13 @@ def run(options: argparse.Namespace) -> int:
         console=console,
         disable=not console.is_terminal,
     ) as bar:
-        task = bar.add_task(f"{study.name} ({study.mode}, {jobs} processes)", total=None)
+        task = bar.add_task(f"{study.name} ({study.mode}, {where})", total=None)
 
         def progress(done: int, total: int, index: int, resumed: bool) -> None:
             bar.update(task, completed=done, total=total)
 
         try:
-            outcome = execute(study, directory, jobs, progress)
+            outcome = execute(study, directory, jobs, progress, evaluated)
         except KeyboardInterrupt:
             print(
                 f"prfaas sweep: interrupted; what is done is in {directory / 'points'}, and the "

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,47 @@ class LocalFleet:
             await self._shaped.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def link(self) -> ShapedLink | None:
+        """The shaped link itself (fault injection); None in one cluster."""
+        return self._shaped
+
+    def pid(self, name: str) -> int:
+        """Of the worker's process, in its present life."""
+        return self._workers[name].pid
+
+    async def restart(self, name: str) -> None:
+        """Start a lost worker again, empty, at its address and in the role it had. Raises NotReady,
+        and then it is still lost."""
+        old, instance = self._workers[name], self.instances[name]
+        assert isinstance(instance, RemoteInstance) and instance.lost
+        if old.exit_status is None:
+            # It was given up for its silence: a stopped process must not come back beside its heir.
+            os.kill(old.pid, signal.SIGKILL)
+            while old.exit_status is None:
+                await asyncio.sleep(POLL_S)
+        await old.session.close()
+        old.socket.unlink(missing_ok=True)
+        await self._spawn(replace(old.spec, role=instance.role), instance.local_data.port)
+        directory = self.view.directory
+        if isinstance(directory, PrefixDirectory):
+            directory.forget(name)
+        self._watchers = [watcher for watcher in self._watchers if not watcher.done()]
+        self._watchers.append(asyncio.ensure_future(self._watch(self._remote(name))))
+        self._set_usable(self._remote(name), True)
+
+    def _remote(self, name: str) -> RemoteInstance:
+        instance = self.instances[name]
+        assert isinstance(instance, RemoteInstance)
+        return instance
+
+    def _set_usable(self, instance: RemoteInstance, usable: bool) -> None:
+        spec = instance.spec
+        pools = self.view.prefill if instance.role is Role.PREFILL else self.view.decode
+        pool = pools.get(spec.cluster)
+        if pool is not None and spec.name in pool.key_of:
+            pool.set_usable(pool.key_of[spec.name], usable)
+
     def facts(self) -> dict[str, Any]:
         remote = [each for each in self.instances.values() if isinstance(each, RemoteInstance)]
         return {
@@ -251,7 +294,7 @@ class LocalFleet:
             path = self._folder / f"{cluster}.json"
             path.write_text(json.dumps(pacing_of(profile, self.scale)))
 
-    async def _spawn(self, spec: InstanceSpec) -> None:
+    async def _spawn(self, spec: InstanceSpec, data_port: int = 0) -> None:
         assert self._nursery is not None
         socket = self._folder / f"{spec.name}.sock"
         connector = aiohttp.UnixConnector(str(socket), limit=0)
@@ -264,7 +307,9 @@ class LocalFleet:
             worker.exit_status = status
             self._lost(spec, f"its process ended with status {status}")
 
-        worker.pid = await self._nursery.fork(self._argv(spec, socket), log, netns, exited)
+        worker.pid = await self._nursery.fork(
+            self._argv(spec, socket, data_port), log, netns, exited
+        )
         await self._ready(worker, log)
         data = worker.health["data"]
         local = DataAddress(data["host"], data["port"], worker.health["incarnation"])
@@ -276,7 +321,7 @@ class LocalFleet:
             spec, worker.session, local, across, self._engine_request, self._page_tokens()
         )
 
-    def _argv(self, spec: InstanceSpec, socket: Path) -> list[str]:
+    def _argv(self, spec: InstanceSpec, socket: Path, data_port: int) -> list[str]:
         emulate = self._owner.experiment.emulate
         oracle = spec.name == ORACLE
         pacing = "none" if oracle else str(self._folder / f"{spec.cluster}.json")
@@ -294,6 +339,7 @@ class LocalFleet:
             "slots": SLOTS,
             "pacing": pacing,
             "data-host": host,
+            "data-port": data_port,
             "lanes": LANES,
         }
         argv = [word for key, value in words.items() for word in (f"--{key}", str(value))]
@@ -328,7 +374,4 @@ class LocalFleet:
         if self._closing or not isinstance(instance, RemoteInstance):
             return
         instance.mark_lost(why)
-        pools = self.view.prefill if instance.role is Role.PREFILL else self.view.decode
-        pool = pools.get(spec.cluster)
-        if pool is not None and spec.name in pool.names:
-            pool.set_usable(pool.key_of[spec.name], False)
+        self._set_usable(instance, False)

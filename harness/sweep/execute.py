@@ -33,6 +33,9 @@ FORMAT = 1
 #: (points done, points in all, index of the one that ended, taken from an earlier run)
 Progress = Callable[[int, int, int, bool], None]
 
+#: Evaluates points (the second argument: search threshold and split anew), as they end.
+Evaluated = Callable[[list[Point], bool], Iterator[tuple[Point, list[Row]]]]
+
 _TEXT = {"configuration", "phase", "bottleneck"}
 _WHOLE = {"n_prfaas", "n_prefill", "n_decode", "decode_batch"}
 
@@ -48,9 +51,14 @@ class Outcome:
 
 
 def execute(
-    study: Study, directory: Path, jobs: int, progress: Progress = lambda *_: None
+    study: Study,
+    directory: Path,
+    jobs: int,
+    progress: Progress = lambda *_: None,
+    evaluated: Evaluated | None = None,
 ) -> Outcome:
-    """Evaluate every point of `study` with `jobs` processes into `directory`.
+    """Evaluate every point of `study` with `jobs` processes into `directory`; `evaluated` does it
+    elsewhere.
 
     Raises BadInput before anything runs when a point is not a valid experiment.
     KeyboardInterrupt leaves the finished points, which the next call takes up.
@@ -71,7 +79,12 @@ def execute(
             results[point.index] = kept
             progress(len(results), len(todo), point.index, True)
     resumed = len(results)
-    for point, rows in _evaluated(missing, study.best, jobs):
+    finished = (
+        _evaluated(missing, study.best, jobs)
+        if evaluated is None
+        else evaluated(missing, study.best)
+    )
+    for point, rows in finished:
         records = [as_record(row) for row in rows]
         _write(parts / _file_name(point, study.best), records)
         results[point.index] = records

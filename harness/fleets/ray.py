@@ -1,0 +1,344 @@
+"""Worker processes on the hosts of a Ray cluster: the fleet of `prfaas run --fleet ray`.
+
+Ray places (an actor a worker, pinned to its cluster by a custom resource) and tells when a node is
+gone. Control goes to each worker's HTTP API; caches go straight from worker to worker on the
+project's own transport, never through Ray's object store. A worker that is lost is started again
+wherever its resource is still offered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from engine.transport.security import Security, client_context
+from harness.directory import PrefixDirectory
+from harness.errors import BadInput, NotReady
+from harness.experiment import ConfigurationSpec, Experiment
+from harness.fleets.local import (
+    LANES,
+    ORACLE,
+    PAGES,
+    POLL_S,
+    SLOTS,
+    LocalFleet,
+    LocalFleets,
+    pacing_of,
+)
+from harness.instances.remote import DataAddress, RemoteInstance
+from harness.ports import InstanceSpec, Role
+from harness.ray.cluster import check_offers, join
+from harness.ray.host import Place, WorkerHost
+from harness.ray.link import DirectLink
+from harness.topology import PD, PRFAAS, build_view, instance_specs
+
+#: Importing torch on a busy host, behind the placement of the actor.
+PLACE_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 60.0
+#: Between tries to start a lost worker again.
+RETRY_S = 0.5
+SAMPLE_S = 0.5
+#: Name of the driver's own identity in a directory of `prfaas certs`.
+DRIVER = "driver"
+
+
+@dataclass(frozen=True, slots=True)
+class RayOptions:
+    """`address` of the cluster (None: this machine alone). `certificates`: a directory of
+    `prfaas certs` with an identity for each worker and one for the driver; without it
+    `allow_plain` must be asked for, by name."""
+
+    address: str | None = None
+    certificates: Path | None = None
+    allow_plain: bool = False
+
+    def check(self) -> None:
+        """Raises BadInput: traffic between hosts is encrypted unless that is waived by name."""
+        if self.certificates is None and not self.allow_plain:
+            raise BadInput(
+                "--fleet ray sends control and KV traffic between hosts: give --certs DIR "
+                "(prfaas certs makes one), or --allow-plain for a network you trust"
+            )
+
+
+class RayFleets(LocalFleets):
+    """Opens a fleet for each configuration of one experiment on one Ray cluster."""
+
+    def __init__(self, experiment: Experiment, directory: Path, options: RayOptions) -> None:
+        options.check()
+        super().__init__(experiment, directory)
+        self.options = options
+        self.ray = join(options.address)
+
+    async def open(self, experiment: Experiment, configuration: ConfigurationSpec) -> RayFleet:
+        """Raises NotReady when a worker does not come up; nothing is left then."""
+        logs = self._logs / configuration.name
+        logs.mkdir(parents=True, exist_ok=True)
+        fleet = RayFleet(self, configuration, logs, logs)
+        try:
+            await fleet.start()
+        except BaseException:
+            await fleet.close()
+            raise
+        return fleet
+
+
+@dataclass(slots=True)
+class _Host:
+    """One life of one worker."""
+
+    spec: InstanceSpec
+    actor: Any
+    session: aiohttp.ClientSession
+    place: Place
+    sent_bytes: int = 0
+
+
+class RayFleet(LocalFleet):
+    """One configuration's workers and view (harness.fleets.base.Fleet)."""
+
+    def __init__(
+        self, owner: RayFleets, configuration: ConfigurationSpec, folder: Path, logs: Path
+    ) -> None:
+        super().__init__(owner, configuration, folder, logs)
+        self._options = owner.options
+        self._ray = owner.ray
+        self._hosts: dict[str, _Host] = {}
+        self._sent_before = 0
+        self._restarts = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        began_s = time.monotonic()
+        experiment, scale = self._owner.experiment, self.scale
+        specs = instance_specs(experiment, self._configuration)
+        oracle = InstanceSpec(ORACLE, PD, Role.DECODE, "")
+        wanted = {
+            cluster: sum(spec.cluster == cluster for spec in [*specs, oracle])
+            for cluster in (PRFAAS, PD)
+        }
+        await asyncio.to_thread(check_offers, self._ray, wanted)
+        await asyncio.gather(*(self._spawn(spec) for spec in [*specs, oracle]))
+        if self._configuration.n_prfaas:
+            link = experiment.link.scaled(scale.byte_scale / scale.time_scale, scale.time_scale)
+            rate_bps, rtt_s = link.rate_gbps * 1e9, link.rtt_ms / 1e3
+            self.links = {
+                (PRFAAS, PD): DirectLink(PRFAAS, PD, rate_bps, rtt_s, self._crossed_bytes)
+            }
+        self.view = build_view(
+            specs,
+            {name: each.scaled(scale.time_scale) for name, each in self._owner.profiles.items()},
+            {pair: link.signals for pair, link in self.links.items()},
+        )
+        self.view.byte_scale = scale.byte_scale
+        self.prefixes = self._directory(specs)
+        self._watchers = [
+            asyncio.ensure_future(self._watch(self._remote(name))) for name in self._hosts
+        ]
+        self._keep(self._sample())
+        self._start_s = time.monotonic() - began_s
+
+    async def close(self) -> None:
+        """Workers end, their logs are gathered, their actors go. Idempotent."""
+        self._closing = True
+        for task in (*self._watchers, *self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._watchers, *self._tasks, return_exceptions=True)
+        hosts, self._hosts = self._hosts, {}
+        await asyncio.gather(*(self._end(host) for host in hosts.values()))
+
+    async def restart(self, name: str) -> None:
+        """See `LocalFleet.restart`; the new worker may stand on another node."""
+        host, instance = self._hosts[name], self._remote(name)
+        assert instance.lost
+        await self._end(host)
+        self._sent_before += host.sent_bytes if host.spec.cluster == PRFAAS else 0
+        host.sent_bytes = 0
+        await self._spawn(replace(host.spec, role=instance.role))
+        self._restarts += 1
+        if isinstance(self.view.directory, PrefixDirectory) and name != ORACLE:
+            self.view.directory.forget(name)
+        self._watchers = [watcher for watcher in self._watchers if not watcher.done()]
+        self._watchers.append(asyncio.ensure_future(self._watch(self._remote(name))))
+        self._set_usable(self._remote(name), True)
+
+    def place(self, name: str) -> Place:
+        """Where a worker stands now."""
+        return self._hosts[name].place
+
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {
+            "link_backend": "direct",
+            "link": "none: the hosts' own network, not shaped",
+            "restarts": self._restarts,
+            "nodes": {name: host.place.node for name, host in sorted(self._hosts.items())},
+        }
+
+    # --- workers -----------------------------------------------------------------------------
+
+    async def _spawn(self, spec: InstanceSpec, data_port: int = 0) -> None:
+        emulate = self._owner.experiment.emulate
+        remote = self._ray.remote(WorkerHost).options(
+            resources={spec.cluster: 1},
+            num_gpus=1 if emulate.device.startswith("cuda") else 0,
+            num_cpus=0,
+            max_restarts=0,
+        )
+        words, flags, files = self._start_words(spec)
+        actor = remote.remote(words, flags, files)
+        try:
+            place = await self._ask(actor.place.remote(), PLACE_TIMEOUT_S)
+        except (self._ray.exceptions.RayError, TimeoutError) as error:
+            with contextlib.suppress(Exception):
+                self._ray.kill(actor)
+            why = type(error).__name__
+            raise NotReady(
+                f"worker {spec.name} found no place: no live node offers {spec.cluster!r} ({why})"
+            ) from error
+        context = self._client_context()
+        scheme = "http" if context is None else "https"
+        connector = aiohttp.TCPConnector(limit=0, ssl=context if context is not None else True)
+        base = f"{scheme}://{place.host}:{place.port}"
+        session = aiohttp.ClientSession(base, connector=connector)
+        host = _Host(spec, actor, session, place)
+        try:
+            health = await self._healthy(host)
+        except BaseException:
+            await self._end(host)
+            raise
+        self._hosts[spec.name] = host
+        data = health["data"]
+        address = DataAddress(data["host"], data["port"], health["incarnation"])
+        self.instances[spec.name] = RemoteInstance(
+            spec, session, address, address, self._engine_request, self._page_tokens()
+        )
+
+    def _start_words(self, spec: InstanceSpec) -> tuple[dict[str, str], list[str], dict[str, str]]:
+        """The worker's arguments by name, its flags, and the files they name."""
+        experiment, emulate = self._owner.experiment, self._owner.experiment.emulate
+        oracle = spec.name == ORACLE
+        files = {}
+        if not oracle:
+            pacing = pacing_of(self._owner.profiles[spec.cluster], self.scale)
+            files["pacing.json"] = json.dumps(pacing)
+        words = {
+            "name": spec.name,
+            "cluster": spec.cluster,
+            "role": "both" if oracle else spec.role.value,
+            "model": emulate.model,
+            "device": emulate.device,
+            "seed": str(experiment.seed),
+            "page-tokens": str(emulate.page_tokens),
+            "pages": str(PAGES),
+            "slots": str(SLOTS),
+            "pacing": "none" if oracle else "file:pacing.json",
+            "lanes": str(LANES),
+        }
+        folder = self._options.certificates
+        if folder is None:
+            return words, ["--allow-plain"], files
+        for key, name in (
+            ("certificate", f"{spec.name}.pem"),
+            ("key", f"{spec.name}.key"),
+            ("authority", "ca.pem"),
+        ):
+            try:
+                files[name] = (folder / name).read_text()
+            except OSError as error:
+                raise NotReady(f"--certs {folder}: no {name} ({error.strerror})") from error
+            words[key] = f"file:{name}"
+        return words, [], files
+
+    def _client_context(self) -> ssl.SSLContext | None:
+        folder = self._options.certificates
+        if folder is None:
+            return None
+        return client_context(
+            Security(
+                str(folder / f"{DRIVER}.pem"),
+                str(folder / f"{DRIVER}.key"),
+                str(folder / "ca.pem"),
+            )
+        )
+
+    async def _healthy(self, host: _Host) -> dict[str, Any]:
+        name, deadline_s = host.spec.name, time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with host.session.get("/health") as response:
+                    health: dict[str, Any] = await response.json()
+                    if response.status == 200 and health["state"] == "ready":
+                        return health
+            try:
+                status = await self._ask(host.actor.status.remote(), PLACE_TIMEOUT_S)
+            except (self._ray.exceptions.RayError, TimeoutError) as error:
+                raise NotReady(f"worker {name} was lost at its start") from error
+            if status is not None:
+                log = await self._ask(host.actor.log.remote(), PLACE_TIMEOUT_S)
+                last = (log.strip().splitlines() or ["it wrote nothing"])[-1]
+                raise NotReady(f"worker {name} died at start on {host.place.host}: {last}")
+            await asyncio.sleep(POLL_S)
+        raise NotReady(f"worker {name} was not ready after {READY_TIMEOUT_S:.0f} s")
+
+    async def _end(self, host: _Host) -> None:
+        """Gather its log and end it; a node that is gone has neither."""
+        await host.session.close()
+        with contextlib.suppress(self._ray.exceptions.RayError, TimeoutError):
+            log = await self._ask(host.actor.log.remote(), 5.0)
+            with (self._logs / f"{host.spec.name}.log").open("a") as file:
+                file.write(log)
+            await self._ask(host.actor.stop.remote(), 10.0)
+        with contextlib.suppress(Exception):
+            self._ray.kill(host.actor)
+
+    async def _ask(self, reference: Any, timeout_s: float) -> Any:
+        """A result of an actor. Raises RayError (its node is gone, say), TimeoutError."""
+        try:
+            return await asyncio.to_thread(self._ray.get, reference, timeout=timeout_s)
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise TimeoutError from error
+
+    # --- watching ----------------------------------------------------------------------------
+
+    def _lost(self, spec: InstanceSpec, why: str) -> None:
+        super()._lost(spec, why)
+        if not self._closing:
+            self._keep(self._supervise(spec.name))
+
+    async def _supervise(self, name: str) -> None:
+        """Start a lost worker again, as often as it takes."""
+        while not self._closing and self._remote(name).lost:
+            await asyncio.sleep(RETRY_S)
+            with contextlib.suppress(NotReady):
+                await self.restart(name)
+
+    async def _sample(self) -> None:
+        """Refresh what is known of the link."""
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            for name, host in list(self._hosts.items()):
+                remote = self._remote(name)
+                if host.spec.cluster == PRFAAS and not remote.lost:
+                    with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+                        host.sent_bytes = (await remote.stats())["sent_bytes"]
+            for link in self.links.values():
+                assert isinstance(link, DirectLink)
+                link.sample()
+
+    def _crossed_bytes(self) -> int:
+        return self._sent_before + sum(
+            host.sent_bytes for host in self._hosts.values() if host.spec.cluster == PRFAAS
+        )
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,1 @@
+"""More than one machine: workers and sweeps placed by Ray. Nothing else imports ray."""

@@ -1,0 +1,48 @@
+"""The way between two clusters on hosts of their own: whatever network is there, as it is seen.
+
+Bytes are those that the prefill workers' data planes sent across; the rate is what the experiment
+says of the link, because nothing here shapes or probes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from harness.ports import LinkSignals
+
+#: Utilisation from which the verdict is saturated, and busy.
+_SATURATED, _BUSY = 0.95, 0.5
+
+
+class DirectLink:
+    """One direction (harness.ports.Link). `total_bytes` reads the counters; call `sample` often."""
+
+    def __init__(
+        self,
+        source: str,
+        sink: str,
+        rate_bps: float,
+        rtt_s: float,
+        total_bytes: Callable[[], int],
+    ) -> None:
+        self.source, self.sink = source, sink
+        self.signals = LinkSignals(rate_bps=rate_bps, rtt_s=rtt_s, min_rtt_s=rtt_s)
+        self._total_bytes = total_bytes
+        self._sent = 0
+
+    def sent_bytes(self) -> int:
+        return self._total_bytes()
+
+    def sample(self) -> None:
+        now_s, sent = asyncio.get_running_loop().time(), self._total_bytes()
+        signals = self.signals
+        window_s = now_s - signals.sampled_s
+        if signals.sampled_s and window_s > 0.0:
+            signals.throughput_bps = max(0, sent - self._sent) * 8 / window_s
+            signals.utilisation = min(1.0, signals.throughput_bps / signals.rate_bps)
+            used = signals.utilisation
+            signals.verdict = (
+                "saturated" if used >= _SATURATED else "busy" if used >= _BUSY else "free"
+            )
+        signals.sampled_s, self._sent = now_s, sent
