@@ -33,6 +33,7 @@ from harness.targets.factory import make_target
 _PROGRESS_S = 1.0
 _FLUSH_S = 30.0
 _READY_RETRY_S = 1.0
+_SWITCH_S = 0.0005
 
 
 def say(**message: Any) -> None:
@@ -199,6 +200,8 @@ async def serve() -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise_open_files()
+    # The loop waits at most so long for the interpreter while the recorder's thread has it.
+    sys.setswitchinterval(_SWITCH_S)
     try:
         run(serve())
     except Exception as error:

@@ -23,9 +23,10 @@ from results.live import LiveHistogram
 from results.metrics import Slo
 from results.recorder import COMPLETE_KEY
 
-#: Flights, and chunks in them, that make a batch.
-_BATCH_FLIGHTS = 2048
-_BATCH_CHUNKS = 131_072
+#: Flights, and chunks in them, that make a batch: small, so that its columns hold the interpreter
+#: for a few milliseconds only.
+_BATCH_FLIGHTS = 512
+_BATCH_CHUNKS = 65_536
 _GROUP_ROWS = 32_768
 _GROUP_BYTES = 48 << 20
 #: Batches that may wait for the writer. Beyond that the loop waits, and its lag shows it.
