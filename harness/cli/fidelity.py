@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from harness.execution import execute
-    from harness.fidelity import differences
     from results import summary, table
+    from results.fidelity import HEADER, cells, differences
 
     overrides = dict(parse_override(text) for text in options.overrides)
     command = shlex.join(["prfaas", *sys.argv[1:]])
@@ -55,21 +55,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([asdict(row) | {"relative": row.relative} for row in rows], indent=2))
     else:
-        header = ["", "figure", "emulate", "simulate", "difference", "limit"]
-        lines = [
-            [
-                row.configuration,
-                row.figure,
-                table.number(row.emulated),
-                table.number(row.simulated),
-                f"{row.relative:+.1%}",
-                "-"
-                if row.limit is None
-                else f"{row.limit:.0%}" + ("" if row.kept else "  EXCEEDED"),
-            ]
-            for row in rows
-        ]
-        print("\n".join(table.grid(header, lines)))
+        print("\n".join(table.grid([*HEADER], [cells(row) for row in rows])))
         print(f"emulate verdict: {emulated.verdict}")
     if verdict is not ExitCode.OK:
         return verdict

@@ -5,8 +5,7 @@ A chart is None where the run has nothing to draw. Axis titles name quantity and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import altair as alt
@@ -14,86 +13,21 @@ import numpy as np
 
 from results.report import theme
 from results.report.data import RunData, Series
-from results.summary import ConfigurationSummary, Measured
+from results.report.drawing import Spec, Style, finish, legend_for, style_of, values_of, x_axis
+from results.summary import Measured
 
-Spec = dict[str, Any]
 Chart = Callable[[RunData, int], Spec | None]
 
-_HEIGHT = 260
 _PARTS = ("queue", "prefill", "transfer", "decode admission")
-
-
-def _finish(chart: Any, width: int, height: int = _HEIGHT) -> Spec:
-    made = chart.properties(width=width, height=height).to_dict()
-    # Room for labels where the reader's fonts are wider than those measured here.
-    made["padding"] = {"left": 14, "right": 14, "top": 4, "bottom": 4}
-    made["autosize"] = {"type": "fit", "contains": "padding"}
-    made["config"] = theme.config()
-    return dict(made)
-
-
-def _names(run: RunData) -> list[str]:
-    return [each.name for each in run.summary.configurations]
-
-
-@dataclass(frozen=True, slots=True)
-class _Style:
-    """Colour, dash and shape of each of `shown` by its place in `names`: alike in all charts."""
-
-    names: tuple[str, ...]
-    shown: tuple[str, ...]
-    width: int
-
-    def _scale(self, values: Sequence[Any]) -> alt.Scale:
-        places = [self.names.index(name) % len(values) for name in self.shown]
-        return alt.Scale(domain=list(self.shown), range=[values[place] for place in places])
-
-    def colour(self, legend: bool = True) -> alt.Color:
-        return alt.Color(
-            "name:N",
-            scale=self._scale(theme.SERIES),
-            legend=_legend(self.width) if legend else None,
-            sort=None,
-        )
-
-    def dash(self) -> alt.StrokeDash:
-        scale = self._scale([list(dash) for dash in theme.DASHES])
-        return alt.StrokeDash("name:N", scale=scale, sort=None)
-
-    def shape(self) -> alt.Shape:
-        return alt.Shape("name:N", scale=self._scale(theme.SHAPES), sort=None)
-
-
-def _legend(width: int) -> alt.Legend:
-    return alt.Legend(columns=2) if width < 500 else alt.Legend()
-
-
-def _style(run: RunData, rows: Sequence[Mapping[str, Any]], width: int) -> _Style:
-    names = tuple(_names(run))
-    present = {row["name"] for row in rows}
-    return _Style(names, tuple(name for name in names if name in present), width)
-
-
-def _x(field: str, title: str, width: int, **scale: Any) -> alt.X:
-    return alt.X(
-        field,
-        title=title,
-        axis=alt.Axis(tickCount=max(4, width // 90)),
-        scale=alt.Scale(**scale),
-    )
-
-
-def _data(rows: Sequence[Mapping[str, Any]]) -> alt.Data:
-    return alt.Data(values=[dict(row) for row in rows])
 
 
 def _bars(run: RunData, rows: list[dict[str, Any]], title: str, width: int) -> Spec:
     """A bar a configuration with its value beside it, the model's as a tick, intervals as rules."""
-    style = _style(run, rows, width)
+    style = style_of(run, rows, width)
     y = alt.Y("name:N", sort=list(style.shown), title=None)
     top = max(row[key] for row in rows for key in ("value", "model", "high") if row.get(key))
-    x = _x("value:Q", title, width, domain=[0, 1.15 * top])
-    base = alt.Chart(_data(rows))
+    x = x_axis("value:Q", title, width, domain=[0, 1.15 * top])
+    base = alt.Chart(values_of(rows))
     layers = [
         base.mark_bar(height=20).encode(x=x, y=y, color=style.colour(legend=False)),
         base.mark_text(align="left", dx=6, color=theme.INK).encode(x=x, y=y, text="label:N"),
@@ -110,7 +44,7 @@ def _bars(run: RunData, rows: list[dict[str, Any]], title: str, width: int) -> S
             .mark_tick(color=theme.INK, thickness=3, size=28)
             .encode(x=alt.X("model:Q"), y=y)
         )
-    return _finish(alt.layer(*layers), width, 44 * len(rows) + 50)
+    return finish(alt.layer(*layers), width, 44 * len(rows) + 50)
 
 
 def _bar_row(name: str, figure: Measured, label: str) -> dict[str, Any]:
@@ -146,9 +80,9 @@ def ttft_distribution(run: RunData, width: int) -> Spec | None:
         ]
     if not rows:
         return None
-    style = _style(run, rows, width)
+    style = style_of(run, rows, width)
     chart = (
-        alt.Chart(_data(rows))
+        alt.Chart(values_of(rows))
         .mark_line(interpolate="step-after")
         .encode(
             x=alt.X("x:Q", title="TTFT, s (log scale)", scale=alt.Scale(type="log", nice=False)),
@@ -158,11 +92,11 @@ def ttft_distribution(run: RunData, width: int) -> Spec | None:
         )
     )
     rules = (
-        alt.Chart(_data([{"y": 50}, {"y": 90}]))
+        alt.Chart(values_of([{"y": 50}, {"y": 90}]))
         .mark_rule(strokeDash=[2, 3], color=theme.MUTED)
         .encode(y="y:Q")
     )
-    return _finish(rules + chart, width)
+    return finish(rules + chart, width)
 
 
 def ttft_split(run: RunData, width: int) -> Spec | None:
@@ -179,21 +113,21 @@ def ttft_split(run: RunData, width: int) -> Spec | None:
         return None
     names = list(dict.fromkeys(row["name"] for row in rows))
     chart = (
-        alt.Chart(_data(rows))
+        alt.Chart(values_of(rows))
         .mark_bar(height=22, stroke=theme.SURFACE, strokeWidth=1)
         .encode(
-            x=_x("value:Q", "mean TTFT, s", width),
+            x=x_axis("value:Q", "mean TTFT, s", width),
             y=alt.Y("name:N", sort=names, title=None),
             color=alt.Color(
                 "part:N",
                 scale=alt.Scale(domain=list(_PARTS), range=list(theme.SERIES[:4])),
-                legend=_legend(width),
+                legend=legend_for(width),
                 sort=None,
             ),
             order=alt.Order("order:Q"),
         )
     )
-    return _finish(chart, width, 44 * len(names) + 80)
+    return finish(chart, width, 44 * len(names) + 80)
 
 
 def load_points(run: RunData) -> list[dict[str, Any]]:
@@ -214,9 +148,9 @@ def ttft_over_load(run: RunData, width: int) -> Spec | None:
     rows = load_points(run)
     if len(rows) <= len({row["name"] for row in rows}):
         return None
-    style = _style(run, rows, width)
-    base = alt.Chart(_data(rows)).encode(
-        x=_x("rate:Q", "offered rate, requests/s", width, zero=False),
+    style = style_of(run, rows, width)
+    base = alt.Chart(values_of(rows)).encode(
+        x=x_axis("rate:Q", "offered rate, requests/s", width, zero=False),
         y=alt.Y("p90:Q", title="TTFT P90, s (log scale)", scale=alt.Scale(type="log", nice=False)),
         color=style.colour(),
     )
@@ -226,9 +160,9 @@ def ttft_over_load(run: RunData, width: int) -> Spec | None:
     ]
     limit = run.summary.slo.ttft_s
     if limit:
-        rule = alt.Chart(_data([{"y": limit}])).mark_rule(strokeDash=[4, 4], color=theme.INK)
+        rule = alt.Chart(values_of([{"y": limit}])).mark_rule(strokeDash=[4, 4], color=theme.INK)
         layers.append(rule.encode(y="y:Q"))
-    return _finish(alt.layer(*layers), width)
+    return finish(alt.layer(*layers), width)
 
 
 def _over_time(run: RunData, series: Mapping[str, Series], title: str, width: int) -> Spec | None:
@@ -239,24 +173,31 @@ def _over_time(run: RunData, series: Mapping[str, Series], title: str, width: in
     ]
     if not rows:
         return None
-    style = _style(run, rows, width)
+    style = style_of(run, rows, width)
     chart = (
-        alt.Chart(_data(rows))
+        alt.Chart(values_of(rows))
         .mark_line(strokeWidth=1.6)
         .encode(
-            x=_x("x:Q", "minutes since the phase began", width),
+            x=x_axis("x:Q", "minutes since the phase began", width),
             y=alt.Y("y:Q", title=title),
             color=style.colour(),
             strokeDash=style.dash(),
         )
     )
-    return _finish(chart, width)
+    return finish(chart, width)
 
 
 def egress(run: RunData, width: int) -> Spec | None:
     rate = run.link_gbps
     title = "egress, Gbps" if not rate else f"egress, Gbps (link: {rate:g})"
     return _over_time(run, run.egress, title, width)
+
+
+def utilisation(run: RunData, width: int) -> Spec | None:
+    percent = {
+        name: Series(series.times_s, 100 * series.values) for name, series in run.busy.items()
+    }
+    return _over_time(run, percent, "prefill instances that compute, %", width)
 
 
 def queued(run: RunData, width: int) -> Spec | None:
@@ -284,28 +225,28 @@ def _with_events(run: RunData, series: Mapping[str, Series], title: str, width: 
     ]
     if not rows:
         return None
-    style = _style(run, rows, width)
+    style = style_of(run, rows, width)
     layers: list[Any] = []
     events = [
         {"x": event.time_s / 60} for name in series for event in run.events.get(name, [])[:40]
     ]
     if events:
         layers.append(
-            alt.Chart(_data(events))
+            alt.Chart(values_of(events))
             .mark_rule(color=theme.MUTED, strokeDash=[2, 3])
             .encode(x=alt.X("x:Q"))
         )
     layers.append(
-        alt.Chart(_data(rows))
+        alt.Chart(values_of(rows))
         .mark_line(interpolate="step-after")
         .encode(
-            x=_x("x:Q", "minutes since the phase began", width),
+            x=x_axis("x:Q", "minutes since the phase began", width),
             y=alt.Y("y:Q", title=title, scale=alt.Scale(zero=True)),
             color=style.colour(),
             strokeDash=style.dash(),
         )
     )
-    return _finish(alt.layer(*layers), width, 200)
+    return finish(alt.layer(*layers), width, 200)
 
 
 def measured_point(run: RunData) -> tuple[float, float] | None:
@@ -332,13 +273,13 @@ def figure_5(run: RunData, width: int) -> Spec | None:
         if rate is not None
     ]
     names = tuple(stages)
-    style = _Style(names, names, width)
+    style = Style(names, names, width)
     top = 2.2 * max(curve.decode)
     line = (
-        alt.Chart(_data(rows))
+        alt.Chart(values_of(rows))
         .mark_line(clip=True)
         .encode(
-            x=_x("x:Q", "threshold, thousand tokens", width),
+            x=x_axis("x:Q", "threshold, thousand tokens", width),
             y=alt.Y("y:Q", title="sustained rate, requests/s", scale=alt.Scale(domain=[0, top])),
             color=style.colour(),
             strokeDash=style.dash(),
@@ -346,56 +287,13 @@ def figure_5(run: RunData, width: int) -> Spec | None:
     )
     point = measured_point(run)
     if point is None:
-        return _finish(line, width)
+        return finish(line, width)
     mark = (
-        alt.Chart(_data([{"x": point[0] / 1000, "y": point[1]}]))
+        alt.Chart(values_of([{"x": point[0] / 1000, "y": point[1]}]))
         .mark_point(shape="diamond", size=140, color=theme.INK, filled=True)
         .encode(x="x:Q", y="y:Q")
     )
-    return _finish(line + mark, width)
-
-
-def fidelity_points(run: RunData) -> list[dict[str, Any]]:
-    """Measured against predicted, for each figure that has both: the error in percent."""
-    rows = []
-
-    def add(each: ConfigurationSummary, figure: str, measured: Measured) -> None:
-        if measured.error is not None:
-            rows.append({"name": each.name, "figure": figure, "error": 100 * measured.error})
-
-    for each in run.summary.configurations:
-        add(each, "capacity", each.capacity)
-        add(each, "capacity / homogeneous", each.capacity_ratio)
-        capacity_phase = each.phase(run.summary.capacity_phase)
-        if capacity_phase is not None:
-            add(each, "egress mean", capacity_phase.egress.mean_gbps)
-            add(each, "offloaded share", capacity_phase.offloaded_share)
-        latency = each.phase(run.summary.latency_phase)
-        if latency is not None:
-            for statistic in ("mean", "p50", "p90", "p99"):
-                add(each, f"TTFT {statistic}", getattr(latency.ttft, statistic))
-            add(each, "TPOT mean", latency.tpot.mean)
-    return rows
-
-
-def fidelity(run: RunData, width: int) -> Spec | None:
-    rows = fidelity_points(run)
-    if not rows:
-        return None
-    style = _style(run, rows, width)
-    figures = list(dict.fromkeys(row["figure"] for row in rows))
-    chart = (
-        alt.Chart(_data(rows))
-        .mark_point(size=70, filled=True)
-        .encode(
-            x=_x("error:Q", "measured - model, %", width),
-            y=alt.Y("figure:N", sort=figures, title=None),
-            color=style.colour(),
-            shape=style.shape(),
-        )
-    )
-    zero = alt.Chart(_data([{"x": 0}])).mark_rule(color=theme.INK).encode(x="x:Q")
-    return _finish(zero + chart, width, 26 * len(figures) + 90)
+    return finish(line + mark, width)
 
 
 def cost(run: RunData, width: int) -> Spec | None:

@@ -65,6 +65,7 @@ class RunData:
     series_phase: str
     egress: dict[str, Series]
     link_gbps: float | None
+    busy: dict[str, Series]
     queued: dict[str, Series]
     decoding: dict[str, Series]
     thresholds: dict[str, Series]
@@ -105,6 +106,7 @@ def load(path: Path, extras: Extras | None = None) -> RunData:
         series_phase=phase,
         egress={},
         link_gbps=run.link.paper_rate_gbps,
+        busy={},
         queued={},
         decoding={},
         thresholds={},
@@ -118,6 +120,10 @@ def load(path: Path, extras: Extras | None = None) -> RunData:
         if "requests" in tables:
             part = reader.where(tables["requests"], name, run.latency_phase)
             found.ttft[name] = ecdf(metrics.ttft_s(reader.as_requests(part)) * scale.time)
+            part = reader.where(tables["requests"], name, phase)
+            busy = prefill_busy(part, scale.time)
+            if len(busy.times_s):
+                found.busy[name] = busy
         events: list[Event] = []
         if "links" in tables:
             part = reader.where(tables["links"], name, phase)
@@ -150,6 +156,36 @@ def binned(times_s: Floats, values: Floats, bins: int = BINS) -> Series:
     with np.errstate(invalid="ignore"):
         means = total / count
     return Series((edges[:-1] + edges[1:]) / 2, means)
+
+
+def prefill_busy(requests: pa.Table, time_scale: float) -> Series:
+    """Share (0 to 1) of the prefill instances that compute, in bins from the first to the last
+    scheduled arrival. An instance counts from its first prefill on, as one whether it computes one
+    prompt or several.
+    """
+    began = _numbers(requests, "prefill_started_us") / 1e6
+    ended = _numbers(requests, "prefill_finished_us") / 1e6
+    done = ~np.isnan(began) & ~np.isnan(ended)
+    scheduled = _numbers(requests, "scheduled_us") / 1e6
+    if done.sum() < 2 or np.nanmax(scheduled) <= np.nanmin(scheduled):
+        return Series(np.empty(0), np.empty(0))
+    places = np.array(_strings(requests, "prefill_instance").to_pylist(), dtype=object)[done]
+    began, ended = began[done], ended[done]
+    edges = np.linspace(np.nanmin(scheduled), np.nanmax(scheduled), min(BINS, int(done.sum())) + 1)
+    instances = sorted(set(places))
+    total = np.zeros(len(edges) - 1)
+    for instance in instances:
+        here = places == instance
+        order = np.argsort(began[here], kind="stable")
+        starts, stops = began[here][order], np.maximum.accumulate(ended[here][order])
+        starts[1:] = np.maximum(starts[1:], stops[:-1])
+        stops = np.maximum(starts, stops)
+        # Seconds computed until each moment: grows within a prefill, is level between them.
+        moments = np.column_stack((starts, stops)).ravel()
+        spent = np.column_stack((np.zeros_like(starts), stops - starts)).ravel().cumsum()
+        total += np.diff(np.interp(edges, moments, spent))
+    share = total / (np.diff(edges) * len(instances))
+    return Series((edges[:-1] + edges[1:]) / 2 * time_scale, share)
 
 
 def _add_egress(found: RunData, name: str, links: pa.Table, events: list[Event]) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import vl_convert
 
 from results import metrics, table
-from results.report import theme
+from results.fidelity import HEADER, Difference, cells, differences
+from results.report import errors, theme
 from results.report.data import RunData
 from results.report.sections import SECTIONS, Section
 from results.summary import RunSummary
@@ -96,6 +97,7 @@ def page(runs: Sequence[RunData], drawn: Sequence[Sequence[Drawn]]) -> str:
         _navigation(runs, drawn),
         '<main id="main">',
     ]
+    body.append(_between_runs(runs))
     for at, (run, sections) in enumerate(zip(runs, drawn, strict=True)):
         body.append(_run(run, sections, at, many=len(runs) > 1))
     body += [_definitions(), "</main>", "<footer><p>Written by prfaas-bench. Everything on this "
@@ -126,8 +128,55 @@ def _lede(runs: Sequence[RunData]) -> str:
     return "; ".join(said) + "."
 
 
+def between_runs(runs: Sequence[RunData]) -> list[Difference]:
+    """Differences of the first emulated run from the first simulated one; [] without both."""
+    first = {run.summary.mode: run.summary for run in reversed(runs)}
+    if not {"emulate", "simulate"} <= first.keys():
+        return []
+    return differences(first["emulate"], first["simulate"])
+
+
+def _between_runs(runs: Sequence[RunData]) -> str:
+    rows = between_runs(runs)
+    if not rows:
+        return ""
+    reading = errors.between_runs_reading(rows)
+    drawn = [
+        theme.for_page(_svg(errors.between_runs(rows, width)), f"between-{width}")
+        for width in (WIDE, NARROW)
+    ]
+    return (
+        '<section aria-labelledby="between"><h2 id="between">Emulate against simulate</h2>'
+        + _drawing("Emulate against simulate", reading, *drawn)
+        + _table([HEADER, *map(cells, rows)], "Emulate against simulate")
+        + "</section>"
+    )
+
+
+def _drawing(title: str, reading: str, wide: str, narrow: str) -> str:
+    label = escape(f"{title}. {reading}", quote=True)
+    return (
+        f"<figure><figcaption>{escape(reading)}</figcaption>"
+        f'<div class="wide" role="img" aria-label="{label}">{wide}</div>'
+        f'<div class="narrow" role="img" aria-label="{label}">{narrow}</div></figure>'
+    )
+
+
+def _table(rows: Sequence[Sequence[str]], label: str) -> str:
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows[1:]
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label, quote=True)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
 def _navigation(runs: Sequence[RunData], drawn: Sequence[Sequence[Drawn]]) -> str:
     items = []
+    if between_runs(runs):
+        items.append('<li><a href="#between">Emulate against simulate</a></li>')
     for at, (run, sections) in enumerate(zip(runs, drawn, strict=True)):
         prefix = f"{run.summary.name}: " if len(runs) > 1 else ""
         items.append(f'<li><a href="#r{at}">{escape(prefix)}Comparison</a></li>')
@@ -177,16 +226,14 @@ def _with_model(text: str) -> str:
 
 
 def _figure(each: Drawn, anchor: str, run: RunData) -> str:
-    label = escape(f"{each.section.title}. {each.reading}", quote=True)
     events = ""
     if each.section.key in ("threshold", "roles"):
         events = _events(run)
     return (
         f'<h3 id="{anchor}">{escape(each.section.title)}</h3>'
-        f"<figure><figcaption>{escape(each.reading)}</figcaption>"
-        f'<div class="wide" role="img" aria-label="{label}">{each.wide}</div>'
-        f'<div class="narrow" role="img" aria-label="{label}">{each.narrow}</div>'
-        f"</figure>{events}{_details(each.rows)}"
+        + _drawing(each.section.title, each.reading, each.wide, each.narrow)
+        + events
+        + _details(each.rows)
     )
 
 
@@ -204,15 +251,7 @@ def _events(run: RunData) -> str:
 def _details(rows: Sequence[Sequence[str]], title: str = "Numbers of this chart") -> str:
     if not rows:
         return ""
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows[1:]
-    )
-    return (
-        f"<details><summary>{escape(title)}</summary>"
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        "</div></details>"
-    )
+    return f"<details><summary>{escape(title)}</summary>{_table(rows, title)}</details>"
 
 
 def _definitions() -> str:

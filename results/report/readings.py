@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from results.report import charts
+from results.report import charts, errors
 from results.report.data import RunData
 from results.table import number
 
@@ -91,6 +91,14 @@ def egress(run: RunData) -> str:
     return text + "."
 
 
+def utilisation(run: RunData) -> str:
+    said = ", ".join(
+        f"{name} {100 * float(np.nanmean(series.values)):.0f} %"
+        for name, series in run.busy.items()
+    )
+    return f"Share of time that prefill instances computed, over the phase: {said}."
+
+
 def queued(run: RunData) -> str:
     said = ", ".join(
         f"{name} {np.nanmax(series.values):.0f}" for name, series in run.queued.items()
@@ -145,11 +153,11 @@ def figure_5(run: RunData) -> str:
 
 
 def fidelity(run: RunData) -> str:
-    rows = charts.fidelity_points(run)
-    errors = np.array([abs(row["error"]) for row in rows])
-    worst = rows[int(np.argmax(errors))]
+    rows = errors.model_points(run)
+    sizes = np.array([abs(row["error"]) for row in rows])
+    worst = rows[int(np.argmax(sizes))]
     return (
-        f"Half of the {len(rows)} figures are within {np.median(errors):.1f} % of the model; the "
+        f"Half of the {len(rows)} figures are within {np.median(sizes):.1f} % of the model; the "
         f"farthest is {worst['figure']} of {worst['name']}, {worst['error']:+.1f} %."
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from results.report import charts, readings
+from results.report import charts, errors, readings
 from results.report.charts import Chart
 from results.report.data import RunData
 
@@ -31,11 +31,14 @@ SECTIONS = (
         "load", "Time to first token over load", charts.ttft_over_load, readings.ttft_over_load
     ),
     Section("egress", "Traffic on the link", charts.egress, readings.egress),
+    Section(
+        "utilisation", "Utilisation of prefill instances", charts.utilisation, readings.utilisation
+    ),
     Section("queues", "Queues before prefill", charts.queued, readings.queued),
     Section("decode", "Requests at decode instances", charts.decoding, readings.decoding),
     Section("threshold", "Routing threshold", charts.threshold, readings.threshold),
     Section("roles", "Roles of instances", charts.roles, readings.roles),
     Section("fig5", "Threshold and capacity (Fig 5)", charts.figure_5, readings.figure_5),
-    Section("fidelity", "Model and measurement", charts.fidelity, readings.fidelity),
+    Section("fidelity", "Model and measurement", errors.against_model, readings.fidelity),
     Section("cost", "Cost", charts.cost, readings.cost),
 )  # fmt: skip

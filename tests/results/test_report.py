@@ -184,6 +184,7 @@ def test_sections_in_order_and_the_table_first(html: str) -> None:
         "Where the time to first token goes",
         "Time to first token over load",
         "Traffic on the link",
+        "Utilisation of prefill instances",
         "Queues before prefill",
         "Requests at decode instances",
         "Routing threshold",
@@ -329,7 +330,7 @@ async def test_in_a_real_browser(html: str, tmp_path: Path, width: int, dark: bo
             "[...document.querySelectorAll('figure svg')]"
             ".filter(e => e.getBoundingClientRect().width > 0).length"
         )
-        assert shown == 12
+        assert shown == 13
         background = await tab.value("getComputedStyle(document.documentElement).backgroundColor")
         assert background == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
         fills = await tab.value(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from results.summary import ConfigurationSummary, Measured, RunSummary
+from results.table import number
 
 #: Largest relative difference that the figures of `bench` are promised to keep; None: shown only.
 LIMITS: dict[str, float | None] = {
@@ -69,3 +70,22 @@ def _figures(configuration: ConfigurationSummary, phase_name: str) -> Iterator[t
     for name, (figure, factor) in measured.items():
         if figure.paper is not None:
             yield name, figure.paper * factor
+
+
+#: Headings of `cells`.
+HEADER = ("configuration", "figure", "emulate", "simulate", "difference", "limit")
+
+
+def cells(row: Difference) -> list[str]:
+    """One line of a table of differences."""
+    limit = "-"
+    if row.limit is not None:
+        limit = f"{row.limit:.0%}" + ("" if row.kept else "  EXCEEDED")
+    return [
+        row.configuration,
+        row.figure,
+        number(row.emulated),
+        number(row.simulated),
+        f"{row.relative:+.1%}",
+        limit,
+    ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.fidelity import differences
+from results.fidelity import differences
 from results.summary import ConfigurationSummary, Latency, Measured, PhaseSummary, RunSummary
 
 
