@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from harness.control import Control
 from harness.experiment import ConfigurationSpec, EmulateSpec, Experiment
@@ -20,11 +21,9 @@ from harness.measure import (
     run_phase,
     summarise_phase,
 )
-from harness.phases import UNLOADED, Phase, plan_phases
-from harness.planner import Deployment
-from harness.planner.experiment import deployment_of
+from harness.phases import UNLOADED, Phase
 from harness.policies import Decision
-from harness.prediction import Prediction, predict, predict_phase, reference_capacity
+from harness.prediction import Planned, Prediction, predict_phase
 from harness.router import Router
 from harness.topology import PRFAAS
 from harness.view import View
@@ -50,7 +49,7 @@ class Comparison:
     """
 
     configurations: list[ConfigurationSummary] = field(default_factory=list)
-    facts: dict[str, dict[str, object]] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     common_rate: float = 0.0
     interrupted: bool = False
     stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,22 +57,19 @@ class Comparison:
 
 async def compare(
     experiment: Experiment,
+    plan: list[Planned],
     open_fleet: OpenFleet,
     recorder: Recorder,
     result: Comparison,
     say: Say = lambda line: None,
 ) -> None:
-    """Run all configurations, one after the other, into `result`."""
-    deployment = deployment_of(experiment)
-    reference = reference_capacity(experiment, deployment)
+    """Run all configurations of the plan, one after the other, into `result`."""
     baseline: Measured | None = None
-    for configuration in experiment.configurations:
+    for planned in plan:
         if result.stop.is_set():
             break
-        summary = await _configuration(
-            experiment, configuration, deployment, reference, open_fleet, recorder, say, result
-        )
-        if configuration.policy == "homogeneous" and baseline is None:
+        summary = await _configuration(experiment, planned, open_fleet, recorder, say, result)
+        if planned.configuration.policy == "homogeneous" and baseline is None:
             baseline = summary.capacity
         done = [*result.configurations, summary]
         result.configurations = [_with_ratio(each, baseline) for each in done]
@@ -82,17 +78,14 @@ async def compare(
 
 async def _configuration(
     experiment: Experiment,
-    configuration: ConfigurationSpec,
-    deployment: Deployment,
-    reference: float,
+    planned: Planned,
     open_fleet: OpenFleet,
     recorder: Recorder,
     say: Say,
     result: Comparison,
 ) -> ConfigurationSummary:
-    prediction = predict(configuration, deployment)
-    planned = prediction.capacity.requests_per_s
-    phases = plan_phases(experiment.measure, planned, reference)
+    configuration, prediction = planned.configuration, planned.prediction
+    phases, deployment = planned.phases, prediction.deployment
     result.common_rate = phases[1].request_rate
     fleet = await open_fleet(experiment, configuration)
     control: Control | None = None
@@ -110,7 +103,9 @@ async def _configuration(
         slo_rate = Measured()
         if experiment.measure.slo_search and not result.stop.is_set():
             say(f"{configuration.name}: searching the highest rate at which the SLO holds")
-            slo_rate = Measured(paper=await run.highest_rate(planned), n=1)
+            slo_rate = Measured(
+                paper=await run.highest_rate(prediction.capacity.requests_per_s), n=1
+            )
         facts = fleet.facts() | control.facts()
     finally:
         if control is not None:

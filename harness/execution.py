@@ -17,6 +17,8 @@ from harness.comparison import Comparison, Say, compare
 from harness.errors import ExitCode
 from harness.experiment import Experiment
 from harness.fleets.base import OpenFleet
+from harness.policies.catalog import make_policy
+from harness.prediction import Planned, plan_experiment
 from harness.scale import UNSCALED, Scale
 from harness.verdict import Fault, faults
 from results import rundir, summary
@@ -54,6 +56,7 @@ def execute(
     host. Raises CommandError.
     """
     started_s = time.monotonic()
+    plan = plan_run(experiment)
     simulated = experiment.mode == "simulate"
     identity = rundir.Identity(
         name=experiment.name,
@@ -67,7 +70,9 @@ def execute(
     runner, open_fleet, scale = _backend(experiment, directory.path, fleets)
     recorder = Recorder(directory.path, _metadata(experiment, scale, simulated))
     comparison = Comparison()
-    work = compare(experiment, open_fleet, recorder, comparison, say=_logged(directory, say))
+    log = _logged(directory, say)
+    log(duration_in_words(experiment, plan, scale))
+    work = compare(experiment, plan, open_fleet, recorder, comparison, say=log)
     try:
         runner(work if simulated else _supervised(work, comparison, recorder, say))
         complete = not comparison.interrupted
@@ -80,12 +85,37 @@ def execute(
         directory.close(complete=False)
         raise
     recorder.close(complete=complete)
-    found = list(faults(experiment, comparison.configurations, comparison.interrupted))
+    lost: dict[str, list[str]] = {
+        name: each.get("lost_workers", []) for name, each in comparison.facts.items()
+    }
+    found = list(faults(experiment, comparison.configurations, lost, comparison.interrupted))
     duration_s = time.monotonic() - started_s
     made = _summary(experiment, comparison, scale, command, duration_s, found)
     directory.write_text("summary.json", summary.to_json(made))
     directory.close(complete=complete)
     return Execution(directory.path, made, found[0].exit_code if found else ExitCode.OK)
+
+
+def plan_run(experiment: Experiment) -> list[Planned]:
+    """What a run will do; everything that can be refused before it starts is refused here."""
+    plan = plan_experiment(experiment)
+    for each in plan:
+        threshold = each.prediction.threshold_tokens or 0.0
+        make_policy(each.configuration.policy, threshold, each.configuration.parameters)
+    return plan
+
+
+def duration_in_words(experiment: Experiment, plan: list[Planned], scale: Scale) -> str:
+    """How much is measured, and in real time how long that takes at the least."""
+    phases = [phase for each in plan for phase in each.phases]
+    modelled_s = sum(phase.duration_s for phase in phases)
+    said = f"{len(plan)} configurations, {len(phases)} phases, {modelled_s:.0f} modelled seconds"
+    if experiment.mode == "simulate":
+        return said
+    # A phase ends with its last request: the overload's backlog, a prompt's decode.
+    drains_s = sum(0.1 * phase.duration_s + 30 for phase in phases)
+    about_s = scale.loop_s(modelled_s + drains_s) + 5 * len(plan)
+    return f"{said}: about {about_s / 60:.1f} min"
 
 
 def to_toml(experiment: Experiment) -> str:

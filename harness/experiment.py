@@ -6,10 +6,11 @@ with the file, the field, what was found and what would do.
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -175,6 +176,8 @@ def load_experiment(name_or_path: str, overrides: dict[str, Any] | None = None) 
     shipped = presets()
     path = shipped.get(name_or_path) or Path(name_or_path)
     if not path.is_file():
+        if path.exists():
+            raise BadInput(f"{name_or_path}: not a file; a TOML file or a preset would do")
         known = ", ".join(shipped)
         raise BadInput(f"{name_or_path}: no such preset or file (presets: {known})")
     try:
@@ -188,7 +191,9 @@ def load_experiment(name_or_path: str, overrides: dict[str, Any] | None = None) 
     try:
         return Experiment.model_validate(data)
     except ValidationError as error:
-        raise BadInput(f"{path}: {describe_validation(error)}") from None
+        field, fault = first_fault(error, data)
+        given = any(field == key or field.startswith(f"{key}.") for key in overrides or {})
+        raise BadInput(f"{'on the command line' if given else path}: {field}: {fault}") from None
 
 
 def set_dotted(data: dict[str, Any], key: str, value: Any) -> None:
@@ -222,14 +227,51 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def describe_validation(error: ValidationError) -> str:
-    """The first fault of a pydantic error in one line: field, what was found, what would do."""
-    fault = error.errors()[0]
-    field = ".".join(str(part) for part in fault["loc"]) or "experiment"
-    found = fault.get("input")
+def describe_validation(error: ValidationError, data: Any = None) -> str:
+    """The first fault of a validation in one line."""
+    return ": ".join(first_fault(error, data))
+
+
+def first_fault(error: ValidationError, data: Any) -> tuple[str, str]:
+    """(field, fault) of the first fault, in one line: what was found and what would do."""
+    first = error.errors()[0]
+    field = _field(first["loc"], data)
+    found = first.get("input")
     shown = "" if isinstance(found, (dict, list)) or found is None else f" (found {found!r})"
-    if fault["type"] == "extra_forbidden":
-        return f"{field}: unknown key{shown}"
-    more = error.error_count() - 1
-    rest = f"; and {more} more" if more else ""
-    return f"{field}: {fault['msg']}{shown}{rest}"
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(first["loc"][-1]), sorted(_field_names(Experiment)))
+        return field, "unknown key" + (f"; did you mean {near[0]}?" if near else "")
+    if first["type"] == "union_tag_invalid":
+        known = first["ctx"]["expected_tags"].replace("'", "")
+        return f"{field}.kind", f"{first['ctx']['tag']!r} is unknown (there are: {known})"
+    message = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+    more = len({_field(each["loc"], data) for each in error.errors()}) - 1
+    return field, f"{message}{shown}" + (f"; and {more} more" if more else "")
+
+
+def _field(location: tuple[int | str, ...], data: Any) -> str:
+    """The dotted name of a field as a user wrote it in `data`, where that is at hand:
+    configurations by name, no union tags.
+    """
+    if data is None:
+        return ".".join(map(str, location)) or "value"
+    parts = []
+    for part in location:
+        if isinstance(data, dict) and part in data:
+            parts.append(str(part))
+            data = data[part]
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+            parts.append(str(data.get("name", part)) if isinstance(data, dict) else str(part))
+        elif part == location[-1] and isinstance(data, dict):
+            parts.append(str(part))
+    return ".".join(parts) or "experiment"
+
+
+def _field_names(model: Any) -> set[str]:
+    """Names of all fields of a model and of the models in it."""
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return set(model.model_fields).union(
+            *(_field_names(each.annotation) for each in model.model_fields.values())
+        )
+    return set().union(*map(_field_names, get_args(model)))

@@ -15,6 +15,7 @@ import numpy as np
 
 from harness.experiment import Experiment
 from harness.fleets.base import Fleet
+from harness.links.shape import GOODPUT_SHARE
 from harness.phases import CAPACITY, UNLOADED, Phase
 from harness.replay import ReplayCounts, replay
 from harness.router import Router
@@ -147,8 +148,10 @@ def summarise_phase(
     link = None
     egress = data.egress
     if egress.times_s and link_bps:
-        sent_bytes = np.array(egress.sent_bytes, dtype=np.float64)
-        link = LinkUse(np.array(egress.times_s), sent_bytes, link_bps * 1e-9)
+        # Real links count whole frames; the fluid one, as the model, counts payload.
+        payload = 1.0 if experiment.mode == "simulate" else GOODPUT_SHARE
+        sent_bytes = np.array(egress.sent_bytes, dtype=np.float64) * payload
+        link = LinkUse(np.array(egress.times_s), sent_bytes, link_bps * payload * 1e-9)
 
     def figures(requests: metrics.Requests) -> PhaseSummary:
         return phase_summary(

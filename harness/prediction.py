@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.experiment import ConfigurationSpec, Experiment
+from harness.links.shape import GOODPUT_SHARE
 from harness.phases import CAPACITY, UNLOADED, Phase, plan_phases
 from harness.planner import Capacity, Deployment, Reading, loaded_ttft, unloaded_ttft
 from harness.planner.experiment import arrival_cv, deployment_of, plan_configuration
@@ -43,17 +44,31 @@ def reference_capacity(experiment: Experiment, deployment: Deployment) -> float:
     return predict(named[0] if named else _REFERENCE, deployment).capacity.requests_per_s
 
 
-def peak_rate(experiment: Experiment) -> float:
-    """The highest rate (req/s) that any phase of the experiment offers."""
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A configuration, what the model says of it, and the phases it will run."""
+
+    configuration: ConfigurationSpec
+    prediction: Prediction
+    phases: tuple[Phase, ...]
+
+
+def plan_experiment(experiment: Experiment) -> list[Planned]:
+    """What a run of the experiment will do. Raises BadInput, or a workload's InputError."""
     deployment = deployment_of(experiment)
     reference = reference_capacity(experiment, deployment)
-    return max(
-        phase.request_rate
-        for each in experiment.configurations
-        for phase in plan_phases(
-            experiment.measure, predict(each, deployment).capacity.requests_per_s, reference
-        )
-    )
+    planned = []
+    for each in experiment.configurations:
+        prediction = predict(each, deployment)
+        capacity = prediction.capacity.requests_per_s
+        phases = plan_phases(experiment.measure, capacity, reference)
+        planned.append(Planned(each, prediction, tuple(phases)))
+    return planned
+
+
+def peak_rate(planned: list[Planned]) -> float:
+    """The highest rate (req/s) that any phase offers."""
+    return max(phase.request_rate for each in planned for phase in each.phases)
 
 
 def predict_phase(
@@ -76,7 +91,8 @@ def predict_phase(
         egress_gbps = planned.egress_gbps / planned.requests_per_s * rate
         figures["egress_mean_gbps"] = egress_gbps
         if deployment.link.rate_gbps:
-            figures["egress_mean_share"] = egress_gbps / deployment.link.rate_gbps
+            payload_gbps = deployment.link.rate_gbps * GOODPUT_SHARE
+            figures["egress_mean_share"] = egress_gbps / payload_gbps
     if overloaded:
         return figures
     if phase.name == UNLOADED:

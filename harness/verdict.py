@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from harness.errors import ExitCode
 from harness.experiment import Experiment
+from harness.phases import CAPACITY
 from results.summary import ConfigurationSummary
 
 #: Sends later than this (p99, real seconds) make TTFT the load generator's as much as the fleet's.
@@ -20,9 +21,14 @@ class Fault:
 
 
 def faults(
-    experiment: Experiment, configurations: list[ConfigurationSummary], interrupted: bool
+    experiment: Experiment,
+    configurations: list[ConfigurationSummary],
+    lost: Mapping[str, list[str]],
+    interrupted: bool,
 ) -> Iterator[Fault]:
-    """The gravest first within a configuration; none means that the run is good."""
+    """The gravest first within a configuration; none means that the run is good. `lost` names the
+    workers that a configuration lost on its way.
+    """
     if interrupted:
         yield Fault("interrupted", ExitCode.INTERRUPTED)
     for each in configurations:
@@ -35,6 +41,19 @@ def faults(
         unsent = sum(phase.counts.unsent for phase in each.phases)
         if unsent and not interrupted:
             yield Fault(f"{each.name}: {unsent} requests were not sent", ExitCode.INCOMPLETE)
+        if lost.get(each.name):
+            yield Fault(
+                f"{each.name}: lost {', '.join(lost[each.name])} on the way; its figures are of a "
+                "smaller fleet",
+                ExitCode.INCOMPLETE,
+            )
+        for phase in each.phases:
+            if phase.name == CAPACITY and phase.throughput.paper is None and not interrupted:
+                yield Fault(
+                    f"{each.name}: no two requests ended in the capacity window; a longer "
+                    "measure.capacity_window_s or more requests would do",
+                    ExitCode.INCOMPLETE,
+                )
         limit = experiment.emulate.overrun_limit
         if each.paced_steps and each.pacing_overruns > limit * each.paced_steps:
             yield Fault(

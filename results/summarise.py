@@ -31,8 +31,9 @@ class LinkUse:
     rate_gbps: float
 
 
-def counts(requests: Requests) -> Counts:
+def counts(requests: Requests, scale: Scale = Scale()) -> Counts:
     """Whole numbers only; offered = succeeded + failed + unsent by construction."""
+    asked = np.ceil(requests.tokens_asked / scale.tokens)
     done = requests.succeeded
     sent_and_failed = ~done & ~requests.unsent
     return Counts(
@@ -40,7 +41,7 @@ def counts(requests: Requests) -> Counts:
         succeeded=int(done.sum()),
         failed=int(sent_and_failed.sum()),
         unsent=int(requests.unsent.sum()),
-        short=int((done & (requests.tokens_received < requests.tokens_asked)).sum()),
+        short=int((done & (requests.tokens_received < asked)).sum()),
         truncated=int((sent_and_failed & requests.truncated).sum()),
         retried=int((requests.attempts > 1).sum()),
         one_chunk=int((done & np.isnan(metrics.tpot_s(requests))).sum()),
@@ -103,7 +104,7 @@ def phase_summary(
     span_s = window_s or (started_s, started_s if ended_s is None else ended_s)
     return PhaseSummary(
         name=name,
-        counts=counts(requests),
+        counts=counts(requests, scale),
         offered_rate=rate(metrics.offered_rate(requests), "offered_rate"),
         admitted_rate=rate(metrics.admitted_rate(requests), "admitted_rate"),
         achieved_rate=rate(metrics.achieved_rate(requests), "achieved_rate"),

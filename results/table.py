@@ -178,7 +178,7 @@ def notes(run: RunSummary) -> list[str]:
         if run.link.paper_rate_gbps is not None:
             parts.append(f"{number(run.link.paper_rate_gbps)} Gbps modelled")
         if run.link.rtt_s is not None:
-            parts.append(f"RTT {number(run.link.rtt_s * 1e3)} ms")
+            parts.append(f"RTT {number(run.link.rtt_s * scale.time * 1e3)} ms modelled")
         lines.append(", ".join(parts))
     if any(
         phase.ttft.p99.paper is None and phase.ttft.p99.n

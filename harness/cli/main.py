@@ -7,6 +7,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from harness.errors import ExitCode
 
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Measures whether prefill pays in another datacenter.",
         epilog="`prfaas COMMAND --help` teaches one command.",
     )
+    parser.add_argument("--version", action="version", version=f"prfaas {version('prfaas-bench')}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, (module_name, summary) in COMMANDS.items():

@@ -68,10 +68,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     experiment = resolve(options)
-    from harness.execution import execute, to_toml
+    from harness.execution import execute, plan_run, to_toml
 
     if options.dry_run:
-        sys.stdout.write(to_toml(experiment))
+        plan = plan_run(experiment)
+        if options.json:
+            print(experiment.model_dump_json(indent=2))
+        else:
+            sys.stdout.write(to_toml(experiment))
+            for each in plan:
+                for phase in each.phases:
+                    rate = f"{phase.request_rate:.2f} req/s for {phase.duration_s:.0f} s"
+                    print(f"# {each.configuration.name}: {phase.name} at {rate}")
         return ExitCode.OK
     command = shlex.join(["prfaas", *sys.argv[1:]])
 
@@ -116,7 +124,8 @@ def resolve(options: argparse.Namespace) -> Experiment:
             overrides[key] = getattr(options, key)
     if options.trace is not None:
         if not Path(options.trace).is_file():
-            raise BadInput(f"--trace {options.trace}: no such file")
+            found = "not a file" if Path(options.trace).exists() else "no such file"
+            raise BadInput(f"--trace {options.trace}: {found}")
         overrides["workload"] = {"kind": "trace", "path": options.trace}
     experiment = load_experiment(options.experiment, overrides)
     if options.only:

@@ -29,9 +29,8 @@ from harness.fleets.nursery import Nursery, last_line
 from harness.instances.remote import DataAddress, RemoteInstance
 from harness.links.base import ShapedLink
 from harness.links.factory import open_link
-from harness.planner.experiment import deployment_of
 from harness.ports import Instance, InstanceSpec, Link, Role
-from harness.prediction import peak_rate
+from harness.prediction import peak_rate, plan_experiment
 from harness.prefixes import LearningKeeper, PrefixKeeper
 from harness.profiles import Profile, load_profile
 from harness.scale import Scale
@@ -59,10 +58,11 @@ def emulation_scale(experiment: Experiment, model: ModelConfig) -> Scale:
     """
     emulate = experiment.emulate
     profile = load_profile(experiment.profiles.prfaas)
-    tokens = round(deployment_of(experiment).lengths.mean())
+    planned = plan_experiment(experiment)
+    tokens = round(planned[0].prediction.deployment.lengths.mean())
     engine_tokens = TokenScale(emulate.token_scale).tokens(tokens)
     engine_bytes = model.request_bytes(engine_tokens, CACHE_DTYPE[emulate.device])
-    time_scale = min(emulate.time_scale, emulate.max_request_rate / peak_rate(experiment))
+    time_scale = min(emulate.time_scale, emulate.max_request_rate / peak_rate(planned))
     return Scale(time_scale, emulate.token_scale, profile.kv_bytes(tokens) / engine_bytes)
 
 

@@ -26,7 +26,7 @@ from harness.planner.cost import (
     cost_per_request,
 )
 from harness.planner.experiment import arrival_cv, deployment_of
-from harness.prediction import predict, predict_phase, reference_capacity
+from harness.prediction import plan_experiment, predict, predict_phase, reference_capacity
 from harness.profiles import load_profile
 from harness.sweep.study import Point
 from harness.topology import PD, PRFAAS, instance_specs
@@ -249,7 +249,8 @@ def _simulated(experiment: Experiment, deployment: Deployment, own: dict[str, fl
         return build_fleet(instance_specs(experiment, configuration), profiles, links)
 
     comparison = Comparison()
-    clock.run(compare(experiment, open_fleet, _Discard(), comparison))
+    plan = plan_experiment(experiment)
+    clock.run(compare(experiment, plan, open_fleet, _Discard(), comparison))
     specs = {row.name: row for row in experiment.configurations}
     return [
         _measured(specs[summary.name], deployment, summary, phase)

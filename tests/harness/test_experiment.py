@@ -53,7 +53,7 @@ def test_unknown_key(tmp_path: Path) -> None:
 
 def test_impossible_value_names_field_and_value(tmp_path: Path) -> None:
     message = refuse(tmp_path, MINIMAL.replace("n_decode = 1", "n_decode = 0"))
-    assert "configurations.0.n_decode" in message and "found 0" in message
+    assert "configurations.a.n_decode" in message and "found 0" in message
 
 
 def test_a_configuration_needs_prefill(tmp_path: Path) -> None:
@@ -98,3 +98,23 @@ def test_override_values_are_toml_or_words(text: str, value: object) -> None:
 def test_an_override_without_a_value_is_refused() -> None:
     with pytest.raises(BadInput, match="KEY=VALUE"):
         parse_override("nonsense")
+
+
+def test_a_bad_override_is_blamed_on_the_command_line_not_on_the_file() -> None:
+    with pytest.raises(BadInput, match=r"^on the command line: slo.ttft_s: must be greater than 0"):
+        load_experiment("bench", {"slo.ttft_s": -1})
+
+
+def test_an_unknown_key_suggests_a_known_one() -> None:
+    with pytest.raises(BadInput, match="measure.overlod: unknown key; did you mean overload"):
+        load_experiment("bench", {"measure.overlod": 2})
+
+
+def test_an_unknown_kind_lists_those_there_are() -> None:
+    with pytest.raises(BadInput, match=r"workload.kind: 'x' is unknown \(there are: lognormal"):
+        load_experiment("bench", {"workload.kind": "x"})
+
+
+def test_a_folder_is_not_an_experiment(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="not a file"):
+        load_experiment(str(tmp_path))

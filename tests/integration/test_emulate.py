@@ -103,8 +103,9 @@ def test_a_killed_decode_worker_loses_no_request(cli, experiment_file):
     time.sleep(4)
     os.kill(victim, signal.SIGKILL)
     out, err = process.communicate(timeout=100)
-    assert process.returncode == 0, err
+    assert process.returncode == 4, err
     summary = json.loads(out)
+    assert "lost pd-2 on the way" in summary["verdict"]
     (configuration,) = summary["configurations"]
     for phase in configuration["phases"]:
         assert balance(phase["counts"])
@@ -187,8 +188,9 @@ def test_a_stopped_worker_is_noticed_and_routed_around(cli, experiment_file):
     time.sleep(3)
     os.kill(victim, signal.SIGSTOP)
     out, err = process.communicate(timeout=100)
-    assert process.returncode == 0, err
+    assert process.returncode == 4, err
     summary = json.loads(out)
+    assert "lost prfaas-0 on the way" in summary["verdict"]
     (configuration,) = summary["configurations"]
     assert all(balance(phase["counts"]) for phase in configuration["phases"])
     assert configuration["phases"][0]["counts"]["failed"] == 0

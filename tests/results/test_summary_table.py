@@ -137,7 +137,7 @@ def test_plain_table() -> None:
     assert [c.strip() for c in row("offered") if c] == ["0", "100"]
     assert [c.strip() for c in row("  unsent") if c] == ["0", "1"]
     assert "warning: one answer was short" in lines
-    assert any("link: tbf, 100 Gbps modelled, RTT 4.00 ms" in line for line in lines)
+    assert any("link: tbf, 100 Gbps modelled, RTT 160 ms modelled" in line for line in lines)
 
 
 @pytest.mark.parametrize(
