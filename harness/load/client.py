@@ -137,6 +137,8 @@ class Client:
                 self.recorder.flush()
             self.recorder.seal()
             tally = await asyncio.wrap_future(self.recorder.snapshot(phase.name))
+            # What batches and histograms leave in cycles is few objects but large ones.
+            gc.collect(1)
             say(
                 progress={
                     "counts": asdict(driver.counts),
