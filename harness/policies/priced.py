@@ -47,10 +47,10 @@ class Prices:
 
     Remote prefill time is priced by how many instances there are busy and by the mean work left
     there, because a busy neighbour already makes the next long prompt's turn later; local prefill
-    time by the wait at its least loaded instance, because an idle local instance is worth nothing to
-    anybody else. Link time is priced by how far the link is behind the prefill. All prices vanish
-    in an idle system, which leaves earliest finish; under heavy traffic they dominate, and a
-    prompt goes where T_remote x price is below T_local x price: a threshold, because T_local /
+    time by the wait at its least loaded instance, because an idle local instance is worth nothing
+    to anybody else. Link time is priced by how far the link is behind the prefill. All prices
+    vanish in an idle system, which leaves earliest finish; under heavy traffic they dominate, and
+    a prompt goes where T_remote x price is below T_local x price: a threshold, because T_local /
     T_remote grows with length.
 
     The defaults were chosen by simulation of the paper's workload (docs/schedulers.md).
