@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.cli.numbers import finite, whole
 from harness.errors import BadInput
 from workloads.describe import MAX_BLOCKS, Description, Spread, describe
 from workloads.request import Request
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sub = action("describe", "say what is in a trace")
     sub.add_argument(
         "--threshold",
-        type=int,
+        type=whole(0),
         default=19_400,
         metavar="TOKENS",
         help="count requests with more uncached tokens than this (default: 19400)",
@@ -66,30 +67,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sub = action("convert", "write a trace in another form")
     sub.add_argument(
         "--dequantise",
-        type=float,
+        type=finite(0),
         default=0.0,
         metavar="S",
         help="stamps are multiples of S seconds: spread them at random, and record that",
     )
-    sub.add_argument("--seed", type=int, default=0, help="seed of --dequantise (default: 0)")
+    sub.add_argument("--seed", type=whole(0), default=0, help="seed of --dequantise (default: 0)")
     sub = action("slice", "cut a piece out of a trace")
-    sub.add_argument("--start", type=float, default=0.0, metavar="S", help="from this time, s")
-    sub.add_argument("--end", type=float, default=None, metavar="S", help="before this time, s")
-    sub.add_argument("--count", type=int, default=None, help="at most so many requests")
+    sub.add_argument("--start", type=finite(0), default=0.0, metavar="S", help="from this time, s")
+    sub.add_argument("--end", type=finite(0), default=None, metavar="S", help="before this time, s")
+    sub.add_argument("--count", type=whole(1), default=None, help="at most so many requests")
     sub.add_argument(
-        "--max-input", type=int, default=None, metavar="TOKENS", help="leave out longer prompts"
+        "--max-input",
+        type=whole(1),
+        default=None,
+        metavar="TOKENS",
+        help="leave out longer prompts",
     )
     sub = action("scale", "stretch a trace in time, or shrink its tokens")
     sub.add_argument(
         "--slow-down",
-        type=float,
+        type=finite(1e-9),
         default=1.0,
         metavar="F",
         help="multiply times by F (2: half rate)",
     )
-    sub.add_argument("--offset", type=float, default=0.0, metavar="S", help="then add S seconds")
     sub.add_argument(
-        "--token-scale", type=int, default=1, metavar="N", help="one token for N (blocks follow)"
+        "--offset", type=finite(0), default=0.0, metavar="S", help="then add S seconds"
+    )
+    sub.add_argument(
+        "--token-scale",
+        type=whole(1),
+        default=1,
+        metavar="N",
+        help="one for N tokens and blocks",
     )
     sub = action("synthesize", "make a trace from a workload description", inputs=False)
     sub.add_argument(
@@ -97,10 +108,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="lognormal",
         help="lognormal, fixed, trace, sessions, documents or drift (default: lognormal)",
     )
-    sub.add_argument("--rate", type=float, default=None, help="requests/s")
-    sub.add_argument("--duration", type=float, default=None, metavar="S", help="length, s")
-    sub.add_argument("--count", type=int, default=None, help="number of requests")
-    sub.add_argument("--seed", type=int, default=0, help="same seed, same trace (default: 0)")
+    sub.add_argument("--rate", type=finite(1e-9), default=None, help="requests/s")
+    sub.add_argument("--duration", type=finite(1e-9), default=None, metavar="S", help="length, s")
+    sub.add_argument("--count", type=whole(1), default=None, help="number of requests")
+    sub.add_argument("--seed", type=whole(0), default=0, help="same seed, same trace (default: 0)")
     for flag, what in (("--set", "workload"), ("--arrival", "arrivals")):
         sub.add_argument(
             flag,

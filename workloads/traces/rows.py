@@ -21,6 +21,9 @@ from workloads.errors import InputError
 DAMAGED = (UnicodeDecodeError, EOFError, OSError, zlib.error, zstandard.ZstdError)
 
 
+#: No prompt or answer is longer; sums of so many fit 64 bits.
+MOST_TOKENS = 1 << 31
+
 _READ_BYTES = 1 << 18
 _COMPRESSED_BYTES = 1 << 16
 
@@ -143,15 +146,17 @@ def csv_rows(path: str, needed: tuple[str, ...]) -> Iterator[tuple[Place, dict[s
 
 
 def tokens_field(place: Place, row: dict[str, Any], name: str) -> int:
-    """A count of tokens, at least 1."""
+    """A count of tokens, 1 to MOST_TOKENS."""
     value = row.get(name)
     if isinstance(value, str):
         with suppress(ValueError):
             value = int(value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise place.error(f"{name}: found {_show(row, name)}, needs a whole number of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_TOKENS:
+        raise place.error(
+            f"{name}: found {_show(row, name)}, needs a whole number of at least 1, at most {MOST_TOKENS}"
+        )
     return value
 
 
