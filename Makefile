@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench bench-paper bench-speed bench-engine bench-gpu bench-transport bench-load bench-nightly \
+.PHONY: help install bench bench-paper bench-speed bench-capacity bench-engine bench-gpu bench-transport bench-load bench-nightly \
         plan studies fidelity test test-netem test-kernels test-oracle test-peers lint format clean
 
 help:  ## list the targets
@@ -32,6 +32,9 @@ bench-paper: $(STAMP)  ## the paper's case study at full scale, in virtual time
 
 bench-speed: $(STAMP)  ## simulated requests per CPU-second, memory and growth
 	$(BIN)/python benchmarks/speed.py
+
+bench-capacity: $(STAMP)  ## simulated capacity against the throughput model, five seeds
+	$(BIN)/python benchmarks/capacity.py
 
 bench-engine: $(STAMP)  ## the engine's speed on this CPU, against what it replaces
 	OMP_NUM_THREADS=1 $(BIN)/python -m engine.bench

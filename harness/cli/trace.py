@@ -156,6 +156,8 @@ def _make(options: argparse.Namespace) -> tuple[Iterator[Request], list[str]]:
             f"(seed {options.seed}); times inside an interval are not the trace's"
         )
     elif options.action == "slice":
+        if options.end is not None and options.end <= options.start:
+            raise BadInput(f"--end {options.end:g} is not after --start {options.start:g}")
         requests = window(requests, options.start, options.end)
         longest = options.max_input
         if longest is not None:

@@ -154,9 +154,8 @@ def tokens_field(place: Place, row: dict[str, Any], name: str) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_TOKENS:
-        raise place.error(
-            f"{name}: found {_show(row, name)}, needs a whole number of at least 1, at most {MOST_TOKENS}"
-        )
+        needs = f"a whole number of at least 1, at most {MOST_TOKENS}"
+        raise place.error(f"{name}: found {_show(row, name)}, needs {needs}")
     return value
 
 
