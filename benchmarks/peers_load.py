@@ -30,8 +30,9 @@ from pathlib import Path
 from benchmarks.load import CHUNKS, IN_FLIGHT, PROMPT_TOKENS, stub
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"aiperf": ("aiperf==0.13.0",), "guidellm": ("guidellm==0.8.1", "torch==2.13.0")}
+PACKAGES = {"aiperf": ("aiperf==0.13.0",), "guidellm": ("torch==2.13.0", "guidellm==0.8.1")}
 _PR_SET_CHILD_SUBREAPER = 36
+_PATH = "/v1/completions"
 
 #: Run inside a peer's environment: a byte-level tokenizer as the hub's cache would hold it.
 TOKENIZER = """
@@ -52,6 +53,7 @@ made.decoder = decoders.ByteLevel()
 made.save(str(snapshot / "tokenizer.json"))
 settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}
 (snapshot / "tokenizer_config.json").write_text(json.dumps(settings))
+(snapshot / "config.json").write_text(json.dumps({"model_type": "llama"}))
 """
 
 
@@ -122,12 +124,16 @@ def guidellm(short: int, long: int) -> Tool:
 
     def command(url: str, requests: int, directory: Path) -> list[str]:
         return [
-            *(str(path / "bin" / "guidellm"), "benchmark", "run", "--target", url),
-            *("--model", "stub", "--processor", "bench/bytes", "--request-type"),
-            *("text_completions", "--profile", "concurrent", "--rate", str(IN_FLIGHT)),
-            *("--max-requests", str(requests), "--disable-console-interactive"),
-            *("--data", f"prompt_tokens={PROMPT_TOKENS},output_tokens={CHUNKS}"),
-            *("--output-dir", str(directory), "--outputs", "json"),
+            *(str(path / "bin" / "guidellm"), "run", "--disable-console-interactive"),
+            *("--backend", f"kind=openai_http,target={url},model=stub,request_format={_PATH}"),
+            *("--profile", f"kind=concurrent,streams={IN_FLIGHT}"),
+            *("--constraint", f"kind=max_requests,count={requests}"),
+            *("--tokenizer", "kind=hf_auto,model=bench/bytes"),
+            *(
+                "--data",
+                f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={CHUNKS}",
+            ),
+            *("--output", f"kind=json,path={directory / 'benchmarks.json'}"),
         ]
 
     def finished(directory: Path) -> int:

@@ -17,9 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: environment -> (its command, what is installed when the command is missing)
 PACKAGES = {
-    "guidellm": ("guidellm", ("guidellm==0.8.1", "torch==2.13.0")),
-    "transformers": ("transformers", ("transformers[serving]>=5.23", "torch==2.13.0")),
-    "aiperf": ("aiperf", ("aiperf==0.13.0",)),
+    "guidellm": ("guidellm", ("torch==2.13.0", "guidellm==0.8.1")),
+    "transformers": ("transformers", ("torch==2.13.0", "transformers[serving]>=5.23")),
 }
 _START_S = 240.0
 
