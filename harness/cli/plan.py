@@ -204,9 +204,10 @@ def _print_rows(console: Console, rows: tuple[Row, ...]) -> None:
     for name in dict.fromkeys(row.table for row in rows):
         table = Table(title=f"{name} of arXiv:2604.15039", title_justify="left")
         table.add_column("figure", no_wrap=True)
-        for heading in ("paper", "ours", "difference", "promised", ""):
-            table.add_column(heading, justify="right")
-        table.add_column("unit / note", style="dim")
+        for heading in ("paper", "ours", "diff", "limit", ""):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("unit", style="dim", no_wrap=True)
+        remarks = list(dict.fromkeys(row.note for row in rows if row.table == name and row.note))
         for row in rows:
             if row.table == name:
                 shown, limit = _differences(row)
@@ -218,16 +219,18 @@ def _print_rows(console: Console, rows: tuple[Row, ...]) -> None:
                     shown,
                     limit,
                     f"[{style}]{row.verdict}[/]" if style else "",
-                    ", ".join(part for part in (row.unit, row.note) if part),
+                    row.unit + (f" ({remarks.index(row.note) + 1})" if row.note else ""),
                 )
         console.print(table)
+        for number, remark in enumerate(remarks, 1):
+            console.print(f"({number}) {remark}", style="dim", highlight=False)
 
 
 def _differences(row: Row) -> tuple[str, str]:
     if row.absolute:
         return f"{row.difference:+.2f}", "" if row.limit is None else f"{row.limit:g}"
     return (
-        f"{100 * row.difference:+.2f} %",
+        f"{round(100 * row.difference, 2) + 0.0:+.2f} %",
         "" if row.limit is None else "exact" if row.limit == 0 else f"{100 * row.limit:g} %",
     )
 
