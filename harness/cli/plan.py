@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -202,7 +203,12 @@ def _charts(
 
 def _print_rows(console: Console, rows: tuple[Row, ...]) -> None:
     for name in dict.fromkeys(row.table for row in rows):
-        table = Table(title=f"{name} of arXiv:2604.15039", title_justify="left")
+        table = Table(
+            title=f"{name} of arXiv:2604.15039",
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+        )
         table.add_column("figure", no_wrap=True)
         for heading in ("paper", "ours", "diff", "limit", ""):
             table.add_column(heading, justify="right", no_wrap=True)
