@@ -207,7 +207,7 @@ def _print_rows(console: Console, rows: tuple[Row, ...]) -> None:
             title=f"{name} of arXiv:2604.15039",
             title_justify="left",
             box=box.SIMPLE_HEAD,
-            pad_edge=False,
+            padding=(0, 1, 0, 0),
         )
         table.add_column("figure", no_wrap=True)
         for heading in ("paper", "ours", "diff", "limit", ""):
