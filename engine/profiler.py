@@ -1,21 +1,19 @@
 """Measures an engine on its device: prefill, decode, packing, and the ceilings beside them.
 
-Times are medians over repeats of host wall time around synchronised calls. Utilisation compares
-them with what the same device reached in the same run on a matrix product and on a large copy.
+Times are medians over repeats (`engine.measuring`). Utilisation compares them with
+what the same device reached in the same run on a matrix product and on a large copy.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from engine.cache.storage import CacheStorage
+from engine.measuring import Ceilings, Repeats, measure_ceilings, seconds_per_call
 from engine.model.batch import ForwardBatch, Piece
 from engine.model.config import ModelConfig
 from engine.model.layout import CacheLayout
@@ -25,16 +23,8 @@ from engine.ops.pack import pack, unpack
 #: Tokens of one forward pass; longer prompts take several, as in a worker.
 PASS_TOKENS = 8192
 
-#: Seconds that one measured figure may repeat for, once it has been taken three times.
-BUDGET_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What the device does at best: a square matrix product, and a copy (read plus write)."""
-
-    flops_per_s: float
-    bytes_per_s: float
+#: How often one measured figure is taken.
+REPEATS = Repeats(warm_ups=1, runs=3, seconds=0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +87,16 @@ def measure(
         dtype,
     )
     storage = CacheStorage(layout, device)
-    ceilings = measure_ceilings(device, model.dtype)
+    on_gpu = device.type == "cuda"
+    ceilings = measure_ceilings(
+        device, model.dtype, 8192 if on_gpu else 512, 1 << 30 if on_gpu else 64 << 20, REPEATS
+    )
     on_point(
         f"ceilings {ceilings.flops_per_s / 1e9:.1f} GFLOP/s, {ceilings.bytes_per_s / 1e9:.1f} GB/s"
     )
     prefill = []
     for tokens in sorted(lengths):
-        seconds = median_s(partial(_prefill, model, storage, tokens), device)
+        seconds = seconds_per_call(partial(_prefill, model, storage, tokens), device, REPEATS)
         mfu = config.prefill_flops(tokens) / seconds / ceilings.flops_per_s
         prefill.append(PrefillPoint(tokens, seconds, mfu))
         on_point(f"prefill {tokens} tokens {seconds * 1e3:.2f} ms")
@@ -111,7 +104,7 @@ def measure(
     for batch in sorted(batches):
         for context in sorted(contexts):
             step = _decode_step(model, storage, batch, context)
-            seconds = median_s(step, device)
+            seconds = seconds_per_call(step, device, REPEATS)
             moved = config.decode_bytes(batch, context, dtype)
             least_s = max(
                 batch * config.decode_flops(context) / ceilings.flops_per_s,
@@ -139,35 +132,6 @@ def measure(
         pack_bytes_per_s=pack_rate,
         unpack_bytes_per_s=unpack_rate,
     )
-
-
-def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """A square matrix product in `dtype`, and a copy of 64 MiB (1 GiB on CUDA)."""
-    on_gpu = device.type == "cuda"
-    size = 8192 if on_gpu else 512
-    a = torch.randn(size, size, device=device, dtype=dtype)
-    product_s = median_s(lambda: a @ a, device)
-    source = torch.zeros((1 << 30 if on_gpu else 64 << 20), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    copy_s = median_s(lambda: target.copy_(source), device)
-    return Ceilings(2 * size**3 / product_s, 2 * source.numel() / copy_s)
-
-
-def median_s(work: Callable[[], object], device: torch.device) -> float:
-    """Median seconds of `work`, after one call to warm up."""
-    times: list[float] = []
-
-    def timed() -> float:
-        began_s = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - began_s
-
-    timed()
-    while len(times) < 3 or (sum(times) < BUDGET_S and len(times) < 50):
-        times.append(timed())
-    return statistics.median(times)
 
 
 def _prefill(model: Model, storage: CacheStorage, tokens: int) -> Tensor:
@@ -219,7 +183,8 @@ def _pack_rates(storage: CacheStorage, tokens: int) -> tuple[float, float]:
             unpack(storage, layer, pages, 1, tokens, wires[layer])
 
     device = storage.device
-    return size / median_s(pack_all, device), size / median_s(unpack_all, device)
+    pack_s, unpack_s = (seconds_per_call(each, device, REPEATS) for each in (pack_all, unpack_all))
+    return size / pack_s, size / unpack_s
 
 
 def profile_toml(

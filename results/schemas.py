@@ -121,8 +121,10 @@ INSTANCES = pa.schema(
         _field("cluster", NAMES, "", "cluster it stands in"),
         _field("role", NAMES, "", "prefill or decode, at this time"),
         _field("state", NAMES, "", "up, draining, converting, lost, ..."),
-        _field("queued", pa.int32(), "requests", "waiting for this instance"),
-        _field("running", pa.int32(), "requests", "computing: prefills, or decode batch"),
+        _field("queued", pa.int32(), "requests", "assigned to it for prefill, not finished: "
+               "waiting or computing; 0 in role decode"),
+        _field("running", pa.int32(), "requests", "assigned to it for decode, not ended: on "
+               "their way or in its batch; 0 in role prefill"),
         _field("busy_us", pa.int64(), "us", "counter: time spent computing since start"),
         _field("cache_tokens", pa.int64(), "tokens", "tokens whose cache it holds"),
     ]

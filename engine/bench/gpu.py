@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from engine.bench.cases import PAGE_TOKENS, Sequences
-from engine.bench.device import Ceilings, Repeats, measure_ceilings, seconds_per_call
+from engine.measuring import Ceilings, Repeats, measure_ceilings, seconds_per_call
 from engine.model.batch import Piece
 from engine.model.config import ModelConfig, shape
 from engine.model.decode_graph import DecodeGraph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -99,7 +100,7 @@ def markdown(night: Night) -> str:
         "| part | figure | baseline | candidate | worse by | p | pairs | verdict |",
         "|---|---|---:|---:|---:|---:|---:|---|",
     ]
-    for each in night.figures:
+    for each in shown(night):
         verdict = each.judgement
         p = "exact" if verdict.p is None else f"{verdict.p:.2g}"
         if verdict.outcome is Outcome.UNJUDGED:
@@ -109,7 +110,25 @@ def markdown(night: Night) -> str:
             f"{number(each.candidate, 4)} {each.unit} | {_percent(verdict.worse)} | {p} | "
             f"{verdict.pairs} | {verdict.outcome.value} |"
         )
-    return "\n".join(lines) + "\n"
+    lines += ["", *unchanged(night)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _same(each: FigureResult) -> bool:
+    return each.judgement.p is None and each.base == each.candidate and each.drift is None
+
+
+def shown(night: Night) -> list[FigureResult]:
+    """The figures that a table lists: all but those that are exactly as in the baseline."""
+    return [each for each in night.figures if not _same(each)]
+
+
+def unchanged(night: Night) -> list[str]:
+    """A line for each part with figures that are exactly as in the baseline."""
+    counts = Counter(each.part for each in night.figures if _same(each))
+    return [
+        f"{part}: {count} figures exactly as in the baseline." for part, count in counts.items()
+    ]
 
 
 def junit(night: Night) -> str:
@@ -163,7 +182,7 @@ def page(night: Night, past: Sequence[Row], shifts: Mapping[tuple[str, str], lis
         _alerts(night),
         _table(night),
     ]
-    for at, each in enumerate(night.figures):
+    for at, each in enumerate(shown(night)):
         rows = by_figure.get((each.part, each.metric), [])
         if len(rows) >= 2:
             drawn = trend_svg(
@@ -200,7 +219,7 @@ def _table(night: Night) -> str:
         for text in ("figure", "baseline", "candidate", "unit", "worse by", "pairs", "verdict")
     )
     rows = []
-    for each in night.figures:
+    for each in shown(night):
         verdict = each.judgement
         kind = ' class="bad"' if verdict.outcome is Outcome.REGRESSION else ""
         cells = (
@@ -219,6 +238,7 @@ def _table(night: Night) -> str:
         '<h2 id="tonight">Tonight</h2><div class="scroll" tabindex="0" role="region" '
         f'aria-label="Figures of the night"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
+        + "".join(f"<p>{escape(line)}</p>" for line in unchanged(night))
     )
 
 

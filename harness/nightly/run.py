@@ -183,9 +183,15 @@ def _output(command: list[str], checkout: Path, timeout_s: float) -> str:
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     if process.returncode != 0:
-        last = (errors.strip().splitlines() or ["nothing on standard error"])[-1]
-        raise PartFailed(f"exit code {process.returncode}: {last}")
+        raise PartFailed(f"exit code {process.returncode}: {_reason(output, errors)}")
     return output
+
+
+def _reason(output: str, errors: str) -> str:
+    """Why a command failed: the verdict of a run that is not to be trusted, or its last words."""
+    with contextlib.suppress(ValueError, summary.SummaryError):
+        return summary.from_json(output, "the command's output").verdict
+    return (errors.strip().splitlines() or ["nothing on standard error"])[-1]
 
 
 def _figures(part: PartSpec, output: str) -> dict[str, float]:

@@ -18,6 +18,9 @@ from results.summary import Measured
 
 Chart = Callable[[RunData, int], Spec | None]
 
+#: Rules in a chart.
+SHOWN_EVENTS = 40
+
 _PARTS = ("queue", "prefill", "transfer", "decode admission")
 
 
@@ -201,11 +204,11 @@ def utilisation(run: RunData, width: int) -> Spec | None:
 
 
 def queued(run: RunData, width: int) -> Spec | None:
-    return _over_time(run, run.queued, "requests waiting for prefill", width)
+    return _over_time(run, run.queued, "requests assigned for prefill", width)
 
 
 def decoding(run: RunData, width: int) -> Spec | None:
-    return _over_time(run, run.decoding, "requests at decode instances", width)
+    return _over_time(run, run.decoding, "requests assigned to decode", width)
 
 
 def threshold(run: RunData, width: int) -> Spec | None:
@@ -228,8 +231,11 @@ def _with_events(run: RunData, series: Mapping[str, Series], title: str, width: 
     style = style_of(run, rows, width)
     layers: list[Any] = []
     events = [
-        {"x": event.time_s / 60} for name in series for event in run.events.get(name, [])[:40]
-    ]
+        {"x": event.time_s / 60}
+        for name in series
+        for event in run.events.get(name, [])
+        if not event.what.startswith("threshold")  # The line itself shows these.
+    ][:SHOWN_EVENTS]
     if events:
         layers.append(
             alt.Chart(values_of(events))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from results.summary import RunSummary
 #: Points of a distribution, and bins of a series: enough for a line a few hundred pixels wide.
 QUANTILES = 160
 BINS = 160
+#: Bins of utilisation: wide enough to hold several prefills each.
+BUSY_BINS = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,9 @@ class Extras:
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """One run. Keys are configuration names; `series_phase` is the phase that series are of."""
+    """One run. Keys are configuration names; `series_phase` is the phase that series are of, but
+    for `busy`, which is of the latency phase: in an overloaded one all instances compute always.
+    """
 
     path: Path
     summary: RunSummary
@@ -120,7 +125,6 @@ def load(path: Path, extras: Extras | None = None) -> RunData:
         if "requests" in tables:
             part = reader.where(tables["requests"], name, run.latency_phase)
             found.ttft[name] = ecdf(metrics.ttft_s(reader.as_requests(part)) * scale.time)
-            part = reader.where(tables["requests"], name, phase)
             busy = prefill_busy(part, scale.time)
             if len(busy.times_s):
                 found.busy[name] = busy
@@ -132,8 +136,34 @@ def load(path: Path, extras: Extras | None = None) -> RunData:
             _add_instances(found, name, reader.where(tables["instances"], name, phase), events)
         if "decisions" in tables:
             _add_thresholds(found, name, reader.where(tables["decisions"], name, phase), events)
+        told = _scheduling(run, name, phase)
+        if told:
+            # The schedulers say what they did and when; what the samples show of it is left out.
+            events = [event for event in events if event.what.startswith("link")] + told
         found.events[name] = sorted(events, key=lambda event: event.time_s)
     return found
+
+
+def _scheduling(run: RunSummary, name: str, phase: str) -> list[Event]:
+    """What the schedulers of a configuration did in `phase`, if it was the first of its phases:
+    they count from the start of that one.
+    """
+    found = run.configuration(name)
+    if found is None or not found.phases or found.phases[0].name != phase:
+        return []
+    end_s = found.phases[0].duration_s or np.inf
+    fleets = run.extra.get("fleets", {})
+    actions = fleets.get(name, {}).get("scheduling", [])
+    return [
+        Event(float(time_s), re.sub(r"^t (\d+) -> (\d+)$", _threshold_change, str(what)))
+        for time_s, what in actions
+        if time_s <= end_s
+    ]
+
+
+def _threshold_change(match: re.Match[str]) -> str:
+    before, after = (int(group) for group in match.groups())
+    return f"threshold {before:,} -> {after:,}"
 
 
 def ecdf(samples: Floats) -> Floats:
@@ -171,7 +201,8 @@ def prefill_busy(requests: pa.Table, time_scale: float) -> Series:
         return Series(np.empty(0), np.empty(0))
     places = np.array(_strings(requests, "prefill_instance").to_pylist(), dtype=object)[done]
     began, ended = began[done], ended[done]
-    edges = np.linspace(np.nanmin(scheduled), np.nanmax(scheduled), min(BINS, int(done.sum())) + 1)
+    bins = min(BUSY_BINS, int(done.sum()))
+    edges = np.linspace(np.nanmin(scheduled), np.nanmax(scheduled), bins + 1)
     instances = sorted(set(places))
     total = np.zeros(len(edges) - 1)
     for instance in instances:
@@ -215,7 +246,7 @@ def _add_egress(found: RunData, name: str, links: pa.Table, events: list[Event])
 
 
 def _add_instances(found: RunData, name: str, table: pa.Table, events: list[Event]) -> None:
-    """Waiting prefills, running decodes, and how many instances had each role."""
+    """Requests assigned for prefill and for decode, and how many instances had each role."""
     if not table.num_rows:
         return
     scale = found.summary.scale

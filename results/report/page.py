@@ -21,6 +21,9 @@ from results.summary import RunSummary
 #: Drawing widths in pixels: for pages wider than a phone, for phones, and for PNGs.
 WIDE, NARROW, PNG_WIDTH = 880, 340, 900
 
+#: Events listed for one configuration.
+SHOWN_EVENTS = 80
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
@@ -238,11 +241,11 @@ def _figure(each: Drawn, anchor: str, run: RunData) -> str:
 
 
 def _events(run: RunData) -> str:
-    rows = [
-        [name, f"{event.time_s / 60:.2f}", event.what]
-        for name, events in run.events.items()
-        for event in events[:60]
-    ]
+    rows = []
+    for name, events in run.events.items():
+        rows += [[name, f"{each.time_s / 60:.2f}", each.what] for each in events[:SHOWN_EVENTS]]
+        if len(events) > SHOWN_EVENTS:
+            rows.append([name, "", f"and {len(events) - SHOWN_EVENTS} more"])
     if not rows:
         return ""
     return _details([["configuration", "minutes", "event"], *rows], "Events")

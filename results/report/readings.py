@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from results.report import charts, errors
-from results.report.data import RunData
+from results.report.data import RunData, Series
 from results.table import number
 
 
@@ -96,39 +98,44 @@ def utilisation(run: RunData) -> str:
         f"{name} {100 * float(np.nanmean(series.values)):.0f} %"
         for name, series in run.busy.items()
     )
-    return f"Share of time that prefill instances computed, over the phase: {said}."
+    return f"Share of the time that prefill instances computed, on average: {said}."
 
 
 def queued(run: RunData) -> str:
     said = ", ".join(
         f"{name} {np.nanmax(series.values):.0f}" for name, series in run.queued.items()
     )
-    return f"Most waiting at once: {said}. A line that keeps rising is a stage that is overloaded."
+    return (
+        f"Most assigned for prefill at once, waiting or computing: {said}. "
+        "A line that keeps rising is a stage that is overloaded."
+    )
 
 
 def decoding(run: RunData) -> str:
     said = ", ".join(
         f"{name} {np.nanmax(series.values):.0f}" for name, series in run.decoding.items()
     )
-    return f"Most assigned to decode instances at once: {said}."
+    return f"Most assigned to decode at once, on their way or in a batch: {said}."
 
 
-def _events(run: RunData, word: str) -> str:
-    count = sum(word in event.what for events in run.events.values() for event in events)
+def _changes(lines: Mapping[str, Series]) -> str:
+    count = sum(int(np.count_nonzero(np.diff(line.values))) for line in lines.values())
     return f"{count} change{'' if count == 1 else 's'}"
 
 
 def threshold(run: RunData) -> str:
-    changes = _events(run, "threshold")
     values = [series.values for series in run.thresholds.values()]
-    low, high = min(v.min() for v in values), max(v.max() for v in values)
+    low, high = min(np.nanmin(v) for v in values), max(np.nanmax(v) for v in values)
     if low == high:
         return f"The threshold stayed at {low:,.0f} tokens."
-    return f"The threshold moved between {low:,.0f} and {high:,.0f} tokens ({changes})."
+    return (
+        f"The threshold moved between {low:,.0f} and {high:,.0f} tokens "
+        f"({_changes(run.thresholds)}); dotted lines mark what else happened."
+    )
 
 
 def roles(run: RunData) -> str:
-    changes = _events(run, "prefill instances")
+    changes = _changes(run.prefill_roles)
     if changes.startswith("0"):
         return "No instance changed its role in this phase."
     return f"Instances moved between prefill and decode: {changes}; dotted lines mark events."

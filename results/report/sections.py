@@ -32,10 +32,11 @@ SECTIONS = (
     ),
     Section("egress", "Traffic on the link", charts.egress, readings.egress),
     Section(
-        "utilisation", "Utilisation of prefill instances", charts.utilisation, readings.utilisation
+        "utilisation", "Utilisation of prefill instances at one offered rate",
+        charts.utilisation, readings.utilisation
     ),
-    Section("queues", "Queues before prefill", charts.queued, readings.queued),
-    Section("decode", "Requests at decode instances", charts.decoding, readings.decoding),
+    Section("queues", "Requests assigned for prefill", charts.queued, readings.queued),
+    Section("decode", "Requests assigned to decode", charts.decoding, readings.decoding),
     Section("threshold", "Routing threshold", charts.threshold, readings.threshold),
     Section("roles", "Roles of instances", charts.roles, readings.roles),
     Section("fig5", "Threshold and capacity (Fig 5)", charts.figure_5, readings.figure_5),

@@ -9,13 +9,14 @@ import pytest
 pytest.importorskip("torch")
 
 from engine import profiler
+from engine.measuring import Repeats
 from harness.cli import main
 from harness.profiles import load_profile
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(profiler, "BUDGET_S", 0.0)
+    monkeypatch.setattr(profiler, "REPEATS", Repeats(warm_ups=0, runs=1, seconds=0.0))
 
 
 def test_measures_and_writes_a_profile(tmp_path, capsys):

@@ -14,10 +14,11 @@ import pytest
 from harness.cli.main import main
 from harness.errors import BadInput
 from harness.nightly.judge import Mark, levels
-from harness.nightly.run import CANDIDATE, PartResult, SampleLog, take_sample
+from harness.nightly.run import CANDIDATE, PartFailed, PartResult, SampleLog, take_sample
 from harness.nightly.suite import PartSpec, load_suite, pick
-from results import history
+from results import history, summary
 from results.history import Row
+from results.summary import RunSummary
 
 SUITE = """
 baseline = "HEAD~1"
@@ -101,6 +102,8 @@ def test_nothing_changed(repository: Path, capsys: pytest.CaptureFixture[str]) -
     assert nightly(repository) == 0
     out = capsys.readouterr().out
     assert "no regression in 3 figures" in out
+    assert "(HEAD~1), in turn on" in out and "This is the first night of this history" in out
+    assert "exact: 1 figures exactly as in the baseline." in out
     night = last_night(repository)
     assert (night / "complete").exists()
     assert not (night / "baseline").exists()
@@ -158,6 +161,26 @@ def test_a_night_that_was_cut_off_is_resumed(repository: Path) -> None:
     assert int(counter.read_text()) == 7  # of ten samples three were there
     assert nightly(repository, "--resume") == 2  # nothing left to resume
     assert nightly(repository, "--judge-only") == 0
+
+
+def test_a_night_is_not_resumed_on_another_commit(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_factor(repository, 1.0)
+    set_factor(repository, 10.0)
+    assert nightly(repository, "--only", "exact") == 4
+    set_factor(repository, 1.0)
+    assert nightly(repository, "--resume") == 2
+    assert "check that out again, or start a new night" in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_to_be_trusted_fails_with_its_verdict(tmp_path: Path) -> None:
+    text = summary.to_json(RunSummary("bench", "emulate", (), verdict="pacing overruns"))
+    (tmp_path / "summary.json").write_text(text)
+    code = "import sys; print(open('summary.json').read()); sys.exit(5)"
+    part = PartSpec(name="run", command=[sys.executable, "-c", code], reads="summary")
+    with pytest.raises(PartFailed, match="exit code 5: pacing overruns"):
+        take_sample(part, tmp_path)
 
 
 def test_list_and_bad_arguments(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
