@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"aiperf": ("aiperf==0.13.0",), "guidellm": ("torch==2.13.0", "guidellm==0.8.1")}
 _PR_SET_CHILD_SUBREAPER = 36
 _PATH = "/v1/completions"
+_LEAST_SHARE = 0.80
 
 #: Run inside a peer's environment: a byte-level tokenizer as the hub's cache would hold it.
 TOKENIZER = """
@@ -164,17 +165,19 @@ def tree_cpu_s(command: list[str], variables: dict[str, str], log: Path) -> floa
 def measure(tool: Tool, url: str, home: Path) -> float:
     """Requests per CPU-second of one short and one long run of `tool`."""
     offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    spent = []
+    spent: list[float] = []
+    done: list[int] = []
     for requests in (tool.short, tool.long):
         with tempfile.TemporaryDirectory() as directory:
             out = Path(directory) / "out"
             out.mkdir()
             log = Path(directory) / "log"
             spent.append(tree_cpu_s(tool.command(url, requests, out), offline, log))
-            done = tool.finished(out)
-            if done != requests:
-                raise RuntimeError(f"{tool.name}: {done} of {requests} requests succeeded")
-    return (tool.long - tool.short) / (spent[1] - spent[0])
+            done.append(tool.finished(out))
+            # Some tools cut off their last requests; a tool that fails many is not measured.
+            if done[-1] < _LEAST_SHARE * requests:
+                raise RuntimeError(f"{tool.name}: {done[-1]} of {requests} requests succeeded")
+    return (done[1] - done[0]) / (spent[1] - spent[0])
 
 
 def main() -> None:

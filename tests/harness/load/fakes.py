@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from typing import Any
 
 from aiohttp import web
+
+_BLOCKS = itertools.count()
 
 
 def answer(model: str, tokens: int) -> dict[str, Any]:
@@ -89,12 +92,13 @@ class VllmPrefill(Server):
             return refuse("prefill wants one token, not streamed")
         made = answer(body["model"], 1)
         if self.kv_connector:
-            self.kept.add(len(self.kept))
+            block = next(_BLOCKS)
+            self.kept.add(block)
             made["kv_transfer_params"] = {
                 "do_remote_prefill": True,
                 "do_remote_decode": False,
                 "remote_engine_id": "engine-1",
-                "remote_block_ids": [len(self.kept) - 1],
+                "remote_block_ids": [block],
                 "remote_host": "127.0.0.1",
                 "remote_port": 20001,
             }
