@@ -9,7 +9,7 @@ TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install bench bench-paper bench-speed bench-capacity bench-engine bench-gpu bench-transport bench-load bench-nightly \
-        plan studies fidelity test test-netem test-kernels test-oracle test-peers lint format clean
+        plan ablate routing studies fidelity test test-netem test-kernels test-oracle test-peers lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -57,6 +57,12 @@ bench-nightly: $(STAMP)  ## the nightly suite: measured, judged, added to the hi
 
 plan: $(STAMP)  ## the paper's tables beside ours
 	$(BIN)/prfaas plan paper
+
+ablate: $(STAMP)  ## what each part of the scheduler adds, on the paper's workload
+	$(BIN)/prfaas ablate paper
+
+routing: $(STAMP)  ## cost of a routing decision at 1,250 instances
+	$(BIN)/python benchmarks/routing.py
 
 studies: $(STAMP)  ## what the paper leaves open: distance, SLO, models, bursts, cost
 	for study in rtt slo models bursts cost; do $(BIN)/prfaas sweep $$study || exit; done
