@@ -191,6 +191,8 @@ class RayFleet(LocalFleet):
             num_gpus=1 if emulate.device.startswith("cuda") else 0,
             num_cpus=0,
             max_restarts=0,
+            # A node that goes should take as few instances of a role with it as can be.
+            scheduling_strategy="SPREAD",
         )
         words, flags, files = self._start_words(spec)
         actor = remote.remote(words, flags, files)
