@@ -108,7 +108,7 @@ async def _campaign(plan: Plan, outcome: Outcome, violate: Any, tell: Any) -> No
         )
     late = [record.id for record in evidence.records if record.failure == "cancelled"]
     settled_s = loop.time() + SETTLE_S
-    while (left := system.busy()) and loop.time() < settled_s:
+    while (left := system.busy()) and loop.time() < settled_s:  # noqa: ASYNC110 - no event says it
         await asyncio.sleep(0.25)
     if left:
         violate(f"progress: {left} {SETTLE_S:g} s after the last request")

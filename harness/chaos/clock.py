@@ -18,7 +18,9 @@ from harness.clock.loop import VirtualLoop
 class CampaignLoop(VirtualLoop):
     """A virtual loop whose executors are devices."""
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> Any:
         assert isinstance(executor, Device)
         return executor.start(func, *args)
 

@@ -310,7 +310,7 @@ class _Soak:
         """Wait until nothing is held anywhere; what still is then has leaked."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + SETTLE_S
-        while (left := await self._left()) and loop.time() < end_s:
+        while (left := await self._left()) and loop.time() < end_s:  # noqa: ASYNC110 - polled
             await asyncio.sleep(0.5)
         self._report.violations += left
 

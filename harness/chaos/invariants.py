@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from harness.chaos.content import right_tokens
 from harness.chaos.faults import Plan
@@ -65,7 +66,8 @@ def peace_fails_nothing(evidence: Evidence) -> Iterator[str]:
         return
     for record in evidence.records:
         if record.status is not Status.SUCCEEDED or record.attempts != 1:
-            yield f"request {record.id}: {record.attempts} attempts, {record.failure or 'succeeded'}"
+            how = record.failure or "succeeded"
+            yield f"request {record.id}: {record.attempts} attempts, {how}"
 
 
 def service_recovers(evidence: Evidence) -> Iterator[str]:
@@ -204,7 +206,7 @@ def times_are_in_order(evidence: Evidence) -> Iterator[str]:
             record.ended_s,
         ]
         known = [time_s for time_s in times if time_s is not None]
-        if len(known) != len(times) or any(b < a - 1e-9 for a, b in zip(known, known[1:])):
+        if len(known) != len(times) or any(b < a - 1e-9 for a, b in pairwise(known)):
             yield f"request {record.id}: {times}"
 
 

@@ -20,7 +20,7 @@ class Held:
 
 def held_by(pid: int) -> Held:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+    descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     return Held(pages * _PAGE_BYTES, descriptors, len(descendants(pid)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,7 +79,7 @@ class Checked:
                 on_layer(layer, stops)
 
         for layer in range(MODEL.layers):
-            self._device.after((layer + 1) * layer_s, lambda layer=layer: write(layer))
+            self._device.after((layer + 1) * layer_s, partial(write, layer))
         self._device.work_s = work_s
         for item in items:
             if item.samples and item.sequence.hand_over:

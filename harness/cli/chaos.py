@@ -89,7 +89,8 @@ def _need_engine() -> None:
         import torch  # noqa: F401
     except ModuleNotFoundError as error:
         raise BadInput(
-            "chaos runs the worker's own code, which imports torch: pip install prfaas-bench[engine]"
+            "chaos runs the worker's own code, which imports torch: "
+            "pip install 'prfaas-bench[engine]'"
         ) from error
 
 
@@ -172,9 +173,12 @@ def _planted(options: argparse.Namespace) -> int:
         _known(options.planted)
         names = [options.planted]
     rows = []
+    missed = []
     for name in names:
         found = find_planted(name, options.seeds)
         seed, violation = found if found is not None else (None, None)
+        if found is None:
+            missed.append(name)
         rows.append({"fault": name, "seed": seed, "noticed": str(violation) if violation else ""})
         if not options.json:
             what = f"seed {seed}: {violation}" if violation else f"not in {options.seeds} seeds"
@@ -182,7 +186,6 @@ def _planted(options: argparse.Namespace) -> int:
             sys.stdout.flush()
     if options.json:
         print(json.dumps(rows, indent=2))
-    missed = [row["fault"] for row in rows if row["seed"] is None]
     if missed:
         raise InvariantBroken(f"not noticed within {options.seeds} seeds: {', '.join(missed)}")
     return int(ExitCode.OK)

@@ -221,7 +221,7 @@ class LocalFleet:
         if old.exit_status is None:
             # It was given up for its silence: a stopped process must not come back beside its heir.
             os.kill(old.pid, signal.SIGKILL)
-            while old.exit_status is None:
+            while old.exit_status is None:  # noqa: ASYNC110 - the nursery sets it
                 await asyncio.sleep(POLL_S)
         await old.session.close()
         old.socket.unlink(missing_ok=True)

@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 """Workers and sweeps on a Ray cluster of three nodes on this machine."""
 
 from __future__ import annotations
@@ -31,9 +32,7 @@ from results.records import Status
 @pytest.fixture
 def cluster():
     """A head without resources, and two nodes that each could carry everything."""
-    made = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     nodes = [
         made.add_node(num_cpus=1, resources={"prfaas": 2, "pd": 8}),
         made.add_node(num_cpus=1, resources={"prfaas": 2, "pd": 8}),
@@ -94,7 +93,7 @@ async def _run(made, nodes, experiment, configuration, folder):
             origin_s=loop.time(),
             drain_s=120.0,
         )
-        while any(fleet.instances[name].lost for name in moved):
+        while any(fleet.instances[name].lost for name in moved):  # noqa: ASYNC110
             await asyncio.sleep(0.5)
         wrong = [
             record.id
