@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench bench-paper bench-speed bench-capacity bench-engine bench-gpu bench-transport bench-load bench-nightly \
+.PHONY: help install bench bench-paper bench-speed bench-capacity bench-engine bench-gpu bench-transport bench-load bench-peers bench-nightly \
         plan ablate routing studies fidelity test test-netem test-kernels test-oracle test-peers lint format clean
 
 help:  ## list the targets
@@ -50,7 +50,10 @@ bench-transport: $(STAMP)  ## the KV transport against raw sockets and iperf3
 	$(BIN)/prfaas transport bench --tls
 
 bench-load: $(STAMP)  ## the load generator's ceiling against a bundled stub server
-	$(BIN)/python benchmarks/load.py
+	$(BIN)/python -m benchmarks.load
+
+bench-peers: $(STAMP)  ## the load generator beside AIPerf and guidellm, each in its own environment
+	$(BIN)/python -m benchmarks.peers_load
 
 bench-nightly: $(STAMP)  ## the nightly suite: measured, judged, added to the history
 	$(BIN)/prfaas nightly
