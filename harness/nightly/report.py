@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from xml.etree import ElementTree
 
 from harness.nightly.judge import FigureResult, Night
 from results.gate import Outcome
 from results.history import Row
-from results.report import theme
+from results.report import document, theme
 from results.report.trends import trend_svg
 from results.table import number
 
@@ -170,7 +169,6 @@ def page(night: Night, past: Sequence[Row], shifts: Mapping[tuple[str, str], lis
     """One offline page: the night's table, and a trend of each figure over the nights. `past` holds
     tonight's rows too; `shifts` the nights (indices) at which each figure's level moved.
     """
-    css = files("results.report").joinpath("report.css").read_text()
     title = f"prfaas-bench nightly {night.stamp}"
     by_figure: dict[tuple[str, str], list[Row]] = {}
     for row in past:
@@ -192,15 +190,7 @@ def page(night: Night, past: Sequence[Row], shifts: Mapping[tuple[str, str], lis
             )  # fmt: skip
             body.append(_trend(each, drawn, at, len(rows)))
     body.append("</main>")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>'
-        f":root{{{theme.css_variables(False)}}}"
-        f"@media (prefers-color-scheme:dark){{:root{{{theme.css_variables(True)}}}}}"
-        f"{css}</style></head><body>{''.join(body)}</body></html>\n"
-    )
+    return document.whole(title, "".join(body))
 
 
 def _alerts(night: Night) -> str:
@@ -246,12 +236,6 @@ def _trend(each: FigureResult, drawn: tuple[str, str], at: int, nights: int) -> 
     reading = f"{nights} nights; tonight {number(each.candidate, 4)} {each.unit}".rstrip()
     if each.drift is not None:
         reading += f"; {drift_sentence(each)}"
-    label = escape(f"{each.part} {each.metric}: {reading}", quote=True)
-    wide = theme.for_page(drawn[0], f"t{at}-w")
-    narrow = theme.for_page(drawn[1], f"t{at}-n")
-    return (
-        f"<h3>{escape(each.part)} {escape(each.metric)}</h3><figure>"
-        f"<figcaption>{escape(reading)}</figcaption>"
-        f'<div class="wide" role="img" aria-label="{label}">{wide}</div>'
-        f'<div class="narrow" role="img" aria-label="{label}">{narrow}</div></figure>'
-    )
+    title = f"{each.part} {each.metric}"
+    wide, narrow = (theme.for_page(svg, f"t{at}-{i}") for i, svg in enumerate(drawn))
+    return f"<h3>{escape(title)}</h3>{document.figure(title, reading, wide, narrow)}"

@@ -212,7 +212,11 @@ def decoding(run: RunData, width: int) -> Spec | None:
 
 
 def threshold(run: RunData, width: int) -> Spec | None:
-    return _with_events(run, run.thresholds, "threshold, tokens", width)
+    thousands = {
+        name: Series(series.times_s, series.values / 1000)
+        for name, series in run.thresholds.items()
+    }
+    return _with_events(run, thousands, "threshold, thousand tokens", width)
 
 
 def roles(run: RunData, width: int) -> Spec | None:
@@ -256,10 +260,14 @@ def _with_events(run: RunData, series: Mapping[str, Series], title: str, width: 
 
 
 def measured_point(run: RunData) -> tuple[float, float] | None:
-    """(threshold, capacity) of the configuration with a threshold, as measured."""
+    """(threshold, capacity) of the first configuration with a threshold, as measured: the last
+    threshold where schedulers moved it.
+    """
     for each in run.summary.configurations:
         if each.threshold_tokens is not None and each.capacity.paper is not None:
-            return each.threshold_tokens, each.capacity.paper
+            moved = run.thresholds.get(each.name)
+            at = float(moved.values[-1]) if moved is not None else each.threshold_tokens
+            return at, each.capacity.paper
     return None
 
 

@@ -32,7 +32,7 @@ def model_points(run: RunData) -> list[dict[str, Any]]:
         latency = each.phase(run.summary.latency_phase)
         if latency is not None:
             for statistic in ("mean", "p50", "p90", "p99"):
-                add(each, f"TTFT {statistic}", getattr(latency.ttft, statistic))
+                add(each, f"TTFT {statistic.replace('p', 'P')}", getattr(latency.ttft, statistic))
             add(each, "TPOT mean", latency.tpot.mean)
     return rows
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import vl_convert
 
 from results import metrics, table
 from results.fidelity import HEADER, Difference, cells, differences
-from results.report import errors, theme
+from results.report import document, errors, theme
 from results.report.data import RunData
 from results.report.sections import SECTIONS, Section
 from results.summary import RunSummary
@@ -92,8 +91,7 @@ def _cell(value: Any) -> str:
 
 def page(runs: Sequence[RunData], drawn: Sequence[Sequence[Drawn]]) -> str:
     """The whole page."""
-    css = files("results.report").joinpath("report.css").read_text()
-    title = f"prfaas-bench: {', '.join(run.summary.name for run in runs)}"
+    title = f"prfaas-bench: {', '.join(dict.fromkeys(run.summary.name for run in runs))}"
     body = [
         f'<a class="skip" href="#main">Skip to the comparison</a><h1>{escape(title)}</h1>',
         f'<p class="lede">{escape(_lede(runs))}</p>',
@@ -105,15 +103,7 @@ def page(runs: Sequence[RunData], drawn: Sequence[Sequence[Drawn]]) -> str:
         body.append(_run(run, sections, at, many=len(runs) > 1))
     body += [_definitions(), "</main>", "<footer><p>Written by prfaas-bench. Everything on this "
              "page is in the run directories as Parquet and JSON.</p></footer>"]  # fmt: skip
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>'
-        f":root{{{theme.css_variables(False)}}}"
-        f"@media (prefers-color-scheme:dark){{:root{{{theme.css_variables(True)}}}}}"
-        f"{css}</style></head><body>{''.join(body)}</body></html>\n"
-    )
+    return document.whole(title, "".join(body))
 
 
 def _lede(runs: Sequence[RunData]) -> str:
@@ -132,11 +122,14 @@ def _lede(runs: Sequence[RunData]) -> str:
 
 
 def between_runs(runs: Sequence[RunData]) -> list[Difference]:
-    """Differences of the first emulated run from the first simulated one; [] without both."""
-    first = {run.summary.mode: run.summary for run in reversed(runs)}
-    if not {"emulate", "simulate"} <= first.keys():
+    """Differences of an emulated run from a simulated one; [] unless `runs` are those two, of one
+    experiment.
+    """
+    found = {run.summary.mode: run.summary for run in runs}
+    same = {(each.name, each.workload, each.seed) for each in found.values()}
+    if found.keys() != {"emulate", "simulate"} or len(runs) != 2 or len(same) != 1:
         return []
-    return differences(first["emulate"], first["simulate"])
+    return differences(found["emulate"], found["simulate"])
 
 
 def _between_runs(runs: Sequence[RunData]) -> str:
@@ -150,29 +143,9 @@ def _between_runs(runs: Sequence[RunData]) -> str:
     ]
     return (
         '<section aria-labelledby="between"><h2 id="between">Emulate against simulate</h2>'
-        + _drawing("Emulate against simulate", reading, *drawn)
-        + _table([HEADER, *map(cells, rows)], "Emulate against simulate")
+        + document.figure("Emulate against simulate", reading, *drawn)
+        + document.table([HEADER, *map(cells, rows)], "Emulate against simulate")
         + "</section>"
-    )
-
-
-def _drawing(title: str, reading: str, wide: str, narrow: str) -> str:
-    label = escape(f"{title}. {reading}", quote=True)
-    return (
-        f"<figure><figcaption>{escape(reading)}</figcaption>"
-        f'<div class="wide" role="img" aria-label="{label}">{wide}</div>'
-        f'<div class="narrow" role="img" aria-label="{label}">{narrow}</div></figure>'
-    )
-
-
-def _table(rows: Sequence[Sequence[str]], label: str) -> str:
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows[1:]
-    )
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label, quote=True)}">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
@@ -181,7 +154,7 @@ def _navigation(runs: Sequence[RunData], drawn: Sequence[Sequence[Drawn]]) -> st
     if between_runs(runs):
         items.append('<li><a href="#between">Emulate against simulate</a></li>')
     for at, (run, sections) in enumerate(zip(runs, drawn, strict=True)):
-        prefix = f"{run.summary.name}: " if len(runs) > 1 else ""
+        prefix = f"{run.summary.name} ({run.summary.mode}): " if len(runs) > 1 else ""
         items.append(f'<li><a href="#r{at}">{escape(prefix)}Comparison</a></li>')
         items += [
             f'<li><a href="#r{at}-{each.section.key}">{escape(each.section.title)}</a></li>'
@@ -192,7 +165,7 @@ def _navigation(runs: Sequence[RunData], drawn: Sequence[Sequence[Drawn]]) -> st
 
 
 def _run(run: RunData, sections: Sequence[Drawn], at: int, many: bool) -> str:
-    heading = f"Comparison: {run.path.name}" if many else "Comparison"
+    heading = f"Comparison: {run.path.name} ({run.summary.mode})" if many else "Comparison"
     parts = [f'<section aria-labelledby="r{at}"><h2 id="r{at}">{escape(heading)}</h2>']
     parts.append(_comparison(run.summary))
     parts += [_note(line) for line in table.notes(run.summary)]
@@ -234,7 +207,7 @@ def _figure(each: Drawn, anchor: str, run: RunData) -> str:
         events = _events(run)
     return (
         f'<h3 id="{anchor}">{escape(each.section.title)}</h3>'
-        + _drawing(each.section.title, each.reading, each.wide, each.narrow)
+        + document.figure(each.section.title, each.reading, each.wide, each.narrow)
         + events
         + _details(each.rows)
     )
@@ -254,7 +227,7 @@ def _events(run: RunData) -> str:
 def _details(rows: Sequence[Sequence[str]], title: str = "Numbers of this chart") -> str:
     if not rows:
         return ""
-    return f"<details><summary>{escape(title)}</summary>{_table(rows, title)}</details>"
+    return f"<details><summary>{escape(title)}</summary>{document.table(rows, title)}</details>"
 
 
 def _definitions() -> str:

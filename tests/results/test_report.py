@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -309,6 +311,45 @@ def test_two_runs_on_one_page_and_one_of_them_interrupted(run: Path) -> None:
     assert len(parser.ids) == len(set(parser.ids))
     assert text.count("<h2") == 3
     assert text.count("INCOMPLETE") == 1
+
+
+def test_emulate_and_simulate_of_one_experiment_are_held_against_each_other(run: Path) -> None:
+    loaded = data.load(run)
+    simulated = replace(loaded, summary=replace(loaded.summary, mode="simulate"))
+    text = page.page([loaded, simulated], [[], []])
+    assert '<h2 id="between">Emulate against simulate</h2>' in text
+    assert "12 of the 12 figures with a limit are within it" in text
+    other = replace(simulated, summary=replace(simulated.summary, workload="trace"))
+    assert 'id="between"' not in page.page([loaded, other], [[], []])
+
+
+def test_what_schedulers_did_is_told(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    told = [[30.0, "t 19400 -> 24000"], [40.0, "pd-3 -> prefill"], [9e9, "t 1 -> 2"]]
+    found = replace(summary.read(run), extra={"fleets": {"prfaas": {"scheduling": told}}})
+    phases = [
+        replace(each, phases=tuple(replace(p, duration_s=60.0) for p in each.phases))
+        for each in found.configurations
+    ]
+    found = replace(found, configurations=tuple(phases))
+    (copy / "summary.json").write_text(summary.to_json(found))
+    events = [each.what for each in data.load(copy).events["prfaas"]]
+    assert events == ["threshold 19,400 -> 24,000", "link busy", "pd-3 -> prefill"]
+
+
+def test_prefill_is_busy_once_however_many_prompts_it_computes() -> None:
+    table = pa.table(
+        {
+            "scheduled_us": [0, 1_000_000, 10_000_000],
+            "prefill_started_us": [0, 1_000_000, 5_000_000],
+            "prefill_finished_us": [2_000_000, 3_000_000, 10_000_000],
+            "prefill_instance": ["a", "a", "b"],
+        }
+    )
+    busy = data.prefill_busy(table, 1.0)
+    # a computes from 0 to 3 s, b from 5 to 10 s, of 10 s each; bins of 10 / 3 s.
+    assert busy.values == pytest.approx([3 / (20 / 3), (20 / 3 - 5) / (20 / 3), 0.5])
 
 
 @pytest.mark.browser
