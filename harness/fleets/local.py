@@ -45,7 +45,7 @@ POLL_S = 0.02
 #: A healthy worker answers in milliseconds; on a busy host in tenths of a second.
 HEARTBEAT_S, SILENCE_S = 0.5, 3.0
 #: Admission to a paced decode batch is possible this many times a (scaled) step.
-DECODE_PHASES = 16
+DECODE_PHASES = 32
 #: TCP connections between two workers: the scaled link is slow, and each costs a thread.
 LANES = 2
 PAGES, SLOTS = 16_384, 512
