@@ -41,8 +41,8 @@ from harness.ray.link import DirectLink
 from harness.topology import PD, PRFAAS, build_view, instance_specs
 
 #: Importing torch on a busy host, behind the placement of the actor.
-PLACE_TIMEOUT_S = 60.0
-READY_TIMEOUT_S = 60.0
+PLACE_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 180.0
 #: Between tries to start a lost worker again.
 RETRY_S = 0.5
 SAMPLE_S = 0.5
