@@ -54,6 +54,7 @@ def for_png(svg: str) -> str:
 def config() -> dict[str, Any]:
     """Vega-Lite configuration of every chart."""
     axis = {
+        "titlePadding": 10,
         "labelColor": MUTED,
         "titleColor": INK,
         "domainColor": MUTED,
