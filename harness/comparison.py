@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.control import Control
-from harness.experiment import ConfigurationSpec, EmulateSpec, Experiment
+from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.base import Fleet, OpenFleet
+from harness.live import LiveTtft, Say
 from harness.measure import (
     PhaseData,
     capacity_of,
@@ -26,6 +27,7 @@ from harness.policies import Decision
 from harness.prediction import Planned, Prediction, predict_phase
 from harness.router import Router
 from harness.topology import PRFAAS
+from harness.verification import Sample
 from harness.view import View
 from results.recorder import Recorder
 from results.records import RequestRecord, Status
@@ -37,8 +39,6 @@ from workloads.request import Request
 SEARCH = "search"
 #: Fewer requests would make the P90 of a low rate a matter of chance.
 SEARCH_REQUESTS = 2000
-
-Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -92,7 +92,9 @@ async def _configuration(
     try:
         threshold = prediction.threshold_tokens
         control = Control(configuration, threshold or 0.0, deployment, fleet, experiment.workload)
-        run = _Run(experiment, configuration, prediction, fleet, control, recorder, result.stop)
+        run = _Run(
+            experiment, configuration, prediction, fleet, control, recorder, result.stop, say
+        )
         summaries: list[PhaseSummary] = []
         control.start()
         for phase in phases:
@@ -129,23 +131,6 @@ async def _configuration(
     )
 
 
-class Sample:
-    """Every so many requests of a phase, to be decoded again by one monolithic engine."""
-
-    def __init__(self, emulate: EmulateSpec, phase: Phase) -> None:
-        self.requests: dict[int, Request] = {}
-        expected = phase.request_rate * phase.duration_s
-        wanted = max(emulate.verify_share * expected, emulate.verify_least)
-        self._stride = max(1, int(expected / wanted)) if wanted > 0 else 0
-
-    def note(self, request: Request) -> None:
-        if self._stride and request.id % self._stride == 0:
-            self.requests[request.id] = request
-
-    def holds(self, request_id: int) -> bool:
-        return request_id in self.requests
-
-
 class _Run:
     """One configuration's fleet under load: a router for it, and its phases."""
 
@@ -158,8 +143,10 @@ class _Run:
         control: Control,
         recorder: Recorder,
         stop: asyncio.Event,
+        say: Say,
     ) -> None:
         self._experiment = experiment
+        self._say = say
         self._name = configuration.name
         self._prediction = prediction
         self._fleet = fleet
@@ -194,7 +181,11 @@ class _Run:
         sample = Sample(self._experiment.emulate, phase)
         held: list[RequestRecord] = []
 
+        live = self._live()
+
         def ended(record: RequestRecord) -> None:
+            if live is not None:
+                live.record(record)
             if record.token_ids is not None and sample.holds(record.id):
                 held.append(record)
             else:
@@ -206,6 +197,12 @@ class _Run:
                 record.verified = await verify(sample.requests[record.id], record.token_ids)
             self._write(record)
         return self._summary(data)
+
+    def _live(self) -> LiveTtft | None:
+        """Nothing in virtual time, where a phase is over before anybody reads."""
+        if self._experiment.mode == "simulate":
+            return None
+        return LiveTtft(self._fleet.scale, self._say)
 
     async def highest_rate(self, planned: float, tolerance: float = 0.01) -> float | None:
         """The highest offered rate (req/s) at which TTFT P90 and TPOT P90 keep the SLO, by

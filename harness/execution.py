@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from harness import host
-from harness.comparison import Comparison, Say, compare
+from harness.comparison import Comparison, compare
 from harness.errors import ExitCode
 from harness.experiment import Experiment
 from harness.fleets.base import OpenFleet
+from harness.live import Say
 from harness.policies.catalog import make_policy
 from harness.prediction import Planned, plan_experiment
 from harness.scale import UNSCALED, Scale
