@@ -8,8 +8,8 @@ STAMP  := $(VENV)/.installed
 TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench bench-paper bench-speed bench-capacity bench-engine bench-gpu bench-transport bench-load bench-peers bench-nightly \
-        plan ablate routing studies fidelity test test-netem test-kernels test-oracle test-peers lint format clean
+.PHONY: help install bench bench-paper bench-speed bench-capacity bench-engine bench-gpu bench-transport bench-load bench-peers bench-recording bench-nightly \
+        plan ablate routing studies fidelity test test-netem test-kernels test-oracle test-ray test-peers chaos lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ bench-load: $(STAMP)  ## the load generator's ceiling against a bundled stub ser
 bench-peers: $(STAMP)  ## the load generator beside AIPerf and guidellm, each in its own environment
 	$(BIN)/python -m benchmarks.peers_load
 
+bench-recording: $(STAMP)  ## the share of a simulated run's CPU time that recording takes
+	$(BIN)/python benchmarks/recording.py
+
 bench-nightly: $(STAMP)  ## the nightly suite: measured, judged, added to the history
 	$(BIN)/prfaas nightly
 
@@ -95,6 +98,13 @@ test-kernels: .venv-kernels/.installed  ## the CUDA path's kernels under Triton'
 
 test-oracle: .venv-oracle/.installed  ## the whole model against transformers' Kimi Linear
 	OMP_NUM_THREADS=1 .venv-oracle/bin/python -m pytest tests/oracle
+
+test-ray: $(STAMP)  ## a Ray cluster of three nodes on this machine
+	$(BIN)/python -m pip install --quiet --editable '.[ray]'
+	$(BIN)/python -m pytest -m ray tests/harness/test_ray.py
+
+chaos: $(STAMP)  ## the fault campaign in virtual time: 200 seeds
+	$(BIN)/prfaas chaos --seeds 200
 
 test-peers: $(STAMP)  ## our load client against public servers, each in an environment of its own
 	$(BIN)/python -m pytest -m peers tests/peers
