@@ -98,8 +98,8 @@ class Scheduler:
 
         With `phases` = k, a sequence admitted at tick t gets a decode token every k ticks from
         there. A token then stands for many steps of the modelled system, and a sequence need not
-        wait for a whole one to be admitted. A quarter of its k ticks before a sequence's token is due,
-        those of all are computed, each within its own k ticks, so that batches stay whole.
+        wait for a whole one to be admitted. A quarter of its k ticks before a sequence's token is
+        due, those of all are computed, each within its own k ticks, so that batches stay whole.
         """
         limits = self.limits
         items: list[Item] = []

@@ -106,7 +106,7 @@ def test_a_bad_override_is_blamed_on_the_command_line_not_on_the_file() -> None:
 
 
 def test_an_unknown_key_suggests_a_known_one() -> None:
-    with pytest.raises(BadInput, match="measure.overlod: unknown key; did you mean overload"):
+    with pytest.raises(BadInput, match=r"measure\.overlod: unknown key; did you mean overload"):
         load_experiment("bench", {"measure.overlod": 2})
 
 
