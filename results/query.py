@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,19 @@ def table_of_runs(runs: Sequence[Path], name: str) -> pa.Table:
     return pa.concat_tables(parts, promote_options="default").unify_dictionaries()
 
 
-def connect(runs: Sequence[Path]) -> duckdb.DuckDBPyConnection:
-    """A connection in which requests, tokens, links, instances and decisions are those of `runs`.
+def _tables(run: Path) -> list[str]:
+    """Names of the tables that a run has. Raises QueryError when it has none."""
+    found = [name for name in SCHEMAS if (run / f"{name}.parquet").exists()]
+    if not found:
+        missing = "not a directory" if run.exists() else "no such directory"
+        what = "no results files in it" if run.is_dir() else missing
+        raise QueryError(f"{run}: {what}; name run directories, as `prfaas runs list` shows them")
+    return [*found, "gaps"] if "tokens" in found else found
+
+
+def connect(runs: Sequence[Path], sql: str) -> duckdb.DuckDBPyConnection:
+    """A connection in which the tables that `sql` names (all, if it names none: `show tables`) are
+    those of `runs`.
 
     Raises QueryError, ReadError.
     """
@@ -46,16 +58,18 @@ def connect(runs: Sequence[Path]) -> duckdb.DuckDBPyConnection:
             "queries need DuckDB: pip install duckdb; or read the Parquet files with pyarrow, "
             "pandas or Polars (`prfaas results describe` shows their columns)"
         ) from error
+    present = {name for run in runs for name in _tables(run)}
     connection = duckdb.connect()
-    for name in SCHEMAS:
-        if any((run / f"{name}.parquet").exists() for run in runs):
-            connection.register(name, table_of_runs(runs, name))
+    # Only what is asked for is read: token times can be a hundred times the rest.
+    named = present.intersection(re.findall(r"\w+", sql.lower()))
+    for name in named or present:
+        connection.register(name, table_of_runs(runs, name))
     return connection
 
 
 def query(runs: Sequence[Path], sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Column names and rows of `sql`. Raises QueryError, ReadError."""
-    with connect(runs) as connection:
+    with connect(runs, sql) as connection:
         import duckdb
 
         try:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from results import gap_counts
 from results.growing import sound_length
 from results.metrics import TIMES, Bools, Floats, Requests
 from results.recorder import COMPLETE_KEY
@@ -99,8 +100,15 @@ def upgrade(table: pa.Table, name: str) -> pa.Table:
 
 
 def read(directory: Path, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Table `name` (requests, tokens, links, instances, decisions) of a run. Raises ReadError."""
+    """Table `name` (requests, tokens, gaps, links, instances, decisions) of a run. Gaps that were
+    not counted when the run was written are counted now. Raises ReadError.
+    """
     path = directory / f"{name}.parquet"
+    if name == "gaps" and not path.exists():
+        made = gap_counts.of_tokens(
+            read(directory, "tokens", ["configuration", "phase", "gaps_us"])
+        )
+        return made if columns is None else made.select(list(columns))
     source, _ = _source(path)
     file = pq.ParquetFile(source)
     metadata = file.schema_arrow.metadata or {}

@@ -7,13 +7,13 @@ ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from results import columns
+from results import columns, gap_counts
 from results.growing import GrowingParquet
 from results.records import RequestRecord
 from results.request_rows import RequestRows
@@ -105,7 +105,7 @@ class _Group:
 
 
 class Recorder:
-    """Creates requests, tokens, links, instances and decisions .parquet in `directory`.
+    """Creates requests, tokens, gaps, links, instances and decisions .parquet in `directory`.
 
     `meta` goes into each file's key-value metadata (commit, seed, clock mode, scale factors, ...);
     leave out what differs between equal runs where equal bytes are wanted. A record may be reused
@@ -118,6 +118,7 @@ class Recorder:
         meta: Mapping[str, str],
         *,
         row_group_rows: int = 32_768,
+        tables: Collection[str] = tuple(SCHEMAS),
     ) -> None:
         self._chunk_rows = min(_CHUNK_ROWS, row_group_rows)
         self._groups = {
@@ -126,6 +127,7 @@ class Recorder:
                 row_group_rows,
             )
             for table in SCHEMAS
+            if table in tables
         }
         self._requests = RequestRows()
         self._where = _Where()
@@ -178,6 +180,9 @@ class Recorder:
             requests, tokens = self._requests.take()
             self._groups["requests"].add(where + requests)
             self._groups["tokens"].add(where + tokens)
+            gaps = gap_counts.columns(where[0], where[1], tokens[-1])
+            if gaps:
+                self._groups["gaps"].add(gaps)
 
     def _convert(self, waiting: _Rows) -> None:
         if waiting.rows:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 
 class LinkRow(NamedTuple):
-    """One sample of one direction of a link; `link` is "source->sink"."""
+    """One sample of one direction of a link; `link` is "source->sink". The last five are what
+    TCP_INFO of the connections across it said; None where nobody read it."""
 
     time_s: float
     link: str
@@ -23,6 +24,11 @@ class LinkRow(NamedTuple):
     min_rtt_s: float | None = None
     loss: float = 0.0
     verdict: str = ""
+    connections: int | None = None
+    goodput_bps: float | None = None
+    retransmits: int | None = None
+    rwnd_limited: float | None = None
+    sndbuf_limited: float | None = None
 
 
 class InstanceRow(NamedTuple):

@@ -1,7 +1,8 @@
 """The Parquet schemas of a run directory, versioned, with unit and definition of each field.
 
 Times are integers of microseconds of the run's loop clock since the start of the phase. Columns are
-only ever added, as nullable ones, never retyped; `results.reader` fills what an older file lacks.
+only ever added, as nullable ones, never retyped; `results.reader` fills what an older file lacks,
+and makes `gaps` from `tokens` for a run without one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 #: Of the set of tables; raised when a column is added to any of them.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 NAMES = pa.dictionary(pa.int32(), pa.string())
 RUNS = pa.list_(
@@ -96,6 +97,16 @@ TOKENS = pa.schema(
     ]
 )  # fmt: skip
 
+GAP_COUNTS = pa.schema(
+    [
+        *_WHERE,
+        _time("gap_us", "a measured gap between a token and the one before in its request: one of "
+              "`gaps_us` in tokens.parquet"),
+        _field("tokens", pa.int64(), "count", "tokens that came after this gap. One gap may have "
+               "several rows: sum them"),
+    ]
+)  # fmt: skip
+
 LINKS = pa.schema(
     [
         *_WHERE,
@@ -110,6 +121,14 @@ LINKS = pa.schema(
         _field("min_rtt_us", pa.int64(), "us", "least round trip seen"),
         _field("loss", pa.float64(), "share", "retransmitted / sent segments of the interval"),
         _field("verdict", NAMES, "", "free, busy, saturated, lossy or receiver-limited"),
+        _field("connections", pa.int32(), "count", "TCP connections that TCP_INFO was read of"),
+        _field("goodput_bps", pa.float64(), "bit/s", "acknowledged by the receivers' TCP, all "
+               "connections; null: TCP_INFO was not read"),
+        _field("retransmits", pa.int64(), "count", "segments sent again in the interval"),
+        _field("rwnd_limited", pa.float64(), "share", "of the interval spent waiting for the "
+               "receiver's window"),
+        _field("sndbuf_limited", pa.float64(), "share", "of the interval spent waiting for the "
+               "sender's own buffer"),
     ]
 )  # fmt: skip
 
@@ -156,6 +175,7 @@ DECISIONS = pa.schema(
 SCHEMAS: dict[str, pa.Schema] = {
     "requests": REQUESTS,
     "tokens": TOKENS,
+    "gaps": GAP_COUNTS,
     "links": LINKS,
     "instances": INSTANCES,
     "decisions": DECISIONS,

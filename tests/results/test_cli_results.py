@@ -66,6 +66,11 @@ def test_query(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert main(["results", "query", str(run), "select nothing from requests"]) == 2
     assert "query: Binder Error" in capsys.readouterr().err
+    absent = str(run.parent / "absent")
+    assert main(["results", "query", absent, "select 1"]) == 2
+    assert f"{absent}: no such directory" in capsys.readouterr().err
+    assert main(["results", "query", str(run), "show tables", "--format", "csv"]) == 0
+    assert "gaps" in capsys.readouterr().out.split()
     assert main(["results", "query", str(run), str(run), "select count(*) from requests"]) == 0
     assert capsys.readouterr().out.split()[-1] == "42"
 

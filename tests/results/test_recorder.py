@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -132,7 +133,7 @@ def test_field_metadata_and_key_values_reach_the_file(tmp_path: Path) -> None:
     schema = pq.read_schema(tmp_path / "requests.parquet")
     assert schema.field("scheduled_us").metadata[b"unit"] == b"us"
     assert schema.metadata[b"prfaas.seed"] == b"7"
-    assert schema.metadata[b"prfaas.schema_version"] == b"1"
+    assert schema.metadata[b"prfaas.schema_version"] == str(SCHEMA_VERSION).encode()
     assert schema.metadata[b"prfaas.complete"] == b"true"
 
 
@@ -193,6 +194,39 @@ def test_chunk_gaps_are_called_so(tmp_path: Path) -> None:
     found = tokens.gaps(reader.read(tmp_path, "tokens"))
     assert found.chunked
     assert sorted(np.repeat(found.values_s, found.weights).tolist()) == pytest.approx([0.04, 0.04])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["a", "b"]), st.lists(st.integers(0, 3_000_000), max_size=20)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(1, 6),
+)
+def test_gaps_are_counted_as_they_are_in_tokens(
+    tmp_path_factory: pytest.TempPathFactory,
+    measured: list[tuple[str, list[int]]],
+    row_group_rows: int,
+) -> None:
+    directory = tmp_path_factory.mktemp("gaps")
+    recorder = Recorder(directory, META, row_group_rows=row_group_rows)
+    expected: Counter[tuple[str, int]] = Counter()
+    for ident, (configuration, gaps_us) in enumerate(measured):
+        ends_us = np.cumsum([5_000_000, *gaps_us])
+        recorder.request(
+            record(ident, [(each / 1e6, 0.0, 1) for each in ends_us.tolist()]), configuration, "p"
+        )
+        expected.update((configuration, gap) for gap in gaps_us)
+    recorder.close()
+    written = reader.read(directory, "gaps")
+    (directory / "gaps.parquet").unlink()
+    for table in (written, reader.read(directory, "gaps")):
+        found: Counter[tuple[str, int]] = Counter()
+        for row in table.to_pylist():
+            found[row["configuration"], row["gap_us"]] += row["tokens"]
+        assert found == expected
 
 
 def test_duckdb_pandas_and_polars_read_the_files(tmp_path: Path) -> None:
@@ -290,7 +324,7 @@ def test_equal_runs_give_equal_bytes_whatever_the_hash_seed(tmp_path: Path) -> N
         subprocess.run(_script(directory, 600), check=True, env=environment, capture_output=True)
         contents.append({p.name: p.read_bytes() for p in sorted(directory.iterdir())})
     assert contents[0] == contents[1]
-    assert len(contents[0]) == 5
+    assert len(contents[0]) == len(SCHEMAS)
 
 
 def test_sizes_of_regular_and_of_measured_tokens(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ V1 = Path(__file__).parent / "fixtures" / "v1"
 
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
 def test_version_1_reads_as_todays_schema(name: str) -> None:
-    assert reader.describe(V1 / f"{name}.parquet").schema_version == 1
+    if name != "gaps":  # Counted from `tokens` when read.
+        assert reader.describe(V1 / f"{name}.parquet").schema_version == 1
     table = reader.read(V1, name)
     assert table.schema.equals(SCHEMAS[name])
-    assert table.num_rows == {"requests": 3, "tokens": 3}.get(name, 1)
+    assert table.num_rows == {"requests": 3, "tokens": 3, "gaps": 0}.get(name, 1)
 
 
 def test_version_1_values() -> None:
