@@ -14,7 +14,7 @@ from typing import Any
 from harness.control import Control
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.base import Fleet, OpenFleet
-from harness.live import LiveTtft, Say
+from harness.live import LivePhase, Say, TtftLines, Watch, watched
 from harness.measure import (
     PhaseData,
     capacity_of,
@@ -62,13 +62,19 @@ async def compare(
     recorder: Recorder,
     result: Comparison,
     say: Say = lambda line: None,
+    watch: Watch | None = None,
 ) -> None:
-    """Run all configurations of the plan, one after the other, into `result`."""
+    """Run all configurations of the plan, one after the other, into `result`. In real time `watch`
+    is shown each phase while it runs; without it, lines are said.
+    """
+    watch = watch or TtftLines(say)
     baseline: Measured | None = None
     for planned in plan:
         if result.stop.is_set():
             break
-        summary = await _configuration(experiment, planned, open_fleet, recorder, say, result)
+        summary = await _configuration(
+            experiment, planned, open_fleet, recorder, say, watch, result
+        )
         if planned.configuration.policy == "homogeneous" and baseline is None:
             baseline = summary.capacity
         done = [*result.configurations, summary]
@@ -82,6 +88,7 @@ async def _configuration(
     open_fleet: OpenFleet,
     recorder: Recorder,
     say: Say,
+    watch: Watch,
     result: Comparison,
 ) -> ConfigurationSummary:
     configuration, prediction = planned.configuration, planned.prediction
@@ -93,7 +100,7 @@ async def _configuration(
         threshold = prediction.threshold_tokens
         control = Control(configuration, threshold or 0.0, deployment, fleet, experiment.workload)
         run = _Run(
-            experiment, configuration, prediction, fleet, control, recorder, result.stop, say
+            experiment, configuration, prediction, fleet, control, recorder, result.stop, watch
         )
         summaries: list[PhaseSummary] = []
         control.start()
@@ -143,10 +150,11 @@ class _Run:
         control: Control,
         recorder: Recorder,
         stop: asyncio.Event,
-        say: Say,
+        watch: Watch,
     ) -> None:
         self._experiment = experiment
-        self._say = say
+        self._watch = watch
+        self._live: LivePhase | None = None
         self._name = configuration.name
         self._prediction = prediction
         self._fleet = fleet
@@ -181,11 +189,7 @@ class _Run:
         sample = Sample(self._experiment.emulate, phase)
         held: list[RequestRecord] = []
 
-        live = self._live()
-
         def ended(record: RequestRecord) -> None:
-            if live is not None:
-                live.record(record)
             if record.token_ids is not None and sample.holds(record.id):
                 held.append(record)
             else:
@@ -197,12 +201,6 @@ class _Run:
                 record.verified = await verify(sample.requests[record.id], record.token_ids)
             self._write(record)
         return self._summary(data)
-
-    def _live(self) -> LiveTtft | None:
-        """Nothing in virtual time, where a phase is over before anybody reads."""
-        if self._experiment.mode == "simulate":
-            return None
-        return LiveTtft(self._fleet.scale, self._say)
 
     async def highest_rate(self, planned: float, tolerance: float = 0.01) -> float | None:
         """The highest offered rate (req/s) at which TTFT P90 and TPOT P90 keep the SLO, by
@@ -242,21 +240,38 @@ class _Run:
         on_request: Callable[[Request], None] = lambda request: None,
     ) -> PhaseData:
         self._phase = phase.name
-        self._origin_s = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        self._origin_s = loop.time()
         requests = phase_requests(self._experiment, phase, self._fleet.scale, on_request)
-        return await run_phase(
-            self._experiment,
-            phase,
-            requests,
-            self._fleet,
-            self._router,
-            on_record,
-            self._write_link,
-            self._write_instance,
-            self._stop,
-        )
+        live = self._live = LivePhase(self._name, phase, self._fleet.scale)
+
+        def recorded(record: RequestRecord) -> None:
+            live.record(record)
+            on_record(record)
+
+        # In virtual time a phase is over before anybody looks.
+        simulated = self._experiment.mode == "simulate"
+        watcher = None if simulated else loop.create_task(watched(live, self._watch))
+        try:
+            return await run_phase(
+                self._experiment,
+                phase,
+                requests,
+                self._fleet,
+                self._router,
+                on_record if simulated else recorded,
+                self._write_link,
+                self._write_instance,
+                self._stop,
+                live.counts,
+            )
+        finally:
+            if watcher is not None:
+                watcher.cancel()
 
     def _write_link(self, row: LinkRow) -> None:
+        if self._live is not None:
+            self._live.link(row)
         if self._phase != SEARCH:
             self._recorder.link(row, self._name, self._phase)
 

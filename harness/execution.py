@@ -17,7 +17,7 @@ from harness.comparison import Comparison, compare
 from harness.errors import ExitCode
 from harness.experiment import Experiment
 from harness.fleets.base import OpenFleet
-from harness.live import Say
+from harness.live import Say, Watch
 from harness.policies.catalog import make_policy
 from harness.prediction import Planned, plan_experiment
 from harness.scale import UNSCALED, Scale
@@ -49,12 +49,13 @@ def execute(
     command: str,
     say: Say = lambda line: None,
     fleets: Fleets | None = None,
+    watch: Watch | None = None,
 ) -> Execution:
     """Run `experiment` in its mode and write a run directory under `root`.
 
     SIGINT and SIGTERM end the sending, drain what is in flight and write what there is, marked
     incomplete; a second one cancels. `fleets`: where the workers of `emulate` stand, if not on this
-    host. Raises CommandError.
+    host. In real time `watch` is shown each phase while it runs. Raises CommandError.
     """
     started_s = time.monotonic()
     plan = plan_run(experiment)
@@ -73,7 +74,7 @@ def execute(
     comparison = Comparison()
     log = _logged(directory, say)
     log(duration_in_words(experiment, plan, scale))
-    work = compare(experiment, plan, open_fleet, recorder, comparison, say=log)
+    work = compare(experiment, plan, open_fleet, recorder, comparison, log, watch)
     try:
         runner(work if simulated else _supervised(work, comparison, recorder, say))
         complete = not comparison.interrupted

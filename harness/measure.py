@@ -94,9 +94,12 @@ async def run_phase(
     on_link: Callable[[LinkRow], None],
     on_instance: Callable[[InstanceRow], None],
     stop: asyncio.Event | None = None,
+    counts: ReplayCounts | None = None,
 ) -> PhaseData:
-    """Offer the phase's requests through `router` and wait until all have ended."""
-    data = PhaseData(phase)
+    """Offer the phase's requests through `router` and wait until all have ended. `counts` goes
+    along with what is sent and ends.
+    """
+    data = PhaseData(phase, counts=counts or ReplayCounts())
     loop = asyncio.get_running_loop()
     scale = fleet.scale
     # A trace is opened and sorted for its first request: not on the clock.
@@ -112,13 +115,14 @@ async def run_phase(
         sample(fleet, origin_s, interval_s, data.egress, on_link, on_instance)
     )
     try:
-        data.counts = await replay(
+        await replay(
             chain(first, requests),
             router.serve,
             recorded,
             origin_s=origin_s,
             stop=stop,
             drain_s=scale.loop_s(experiment.measure.drain_s),
+            counts=data.counts,
         )
     finally:
         data.duration_s = loop.time() - origin_s

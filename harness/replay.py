@@ -34,14 +34,16 @@ async def replay(
     origin_s: float,
     stop: asyncio.Event | None = None,
     drain_s: float | None = None,
+    counts: ReplayCounts | None = None,
 ) -> ReplayCounts:
     """Send `requests` (in arrival order) at origin_s + arrival_s; return when all have ended.
 
     `stop` ends sending early: the rest is counted unsent. `drain_s` bounds the wait for
     requests in flight after the last send; those still running are cancelled and fail. Each
-    request is reported once through `on_record`.
+    request is reported once through `on_record`. `counts`, which is returned, is filled in as it
+    goes.
     """
-    sender = _Sender(requests, serve, on_record, origin_s)
+    sender = _Sender(requests, serve, on_record, origin_s, counts or ReplayCounts())
     stopping = asyncio.ensure_future(stop.wait()) if stop is not None else None
     try:
         if stopping is not None:
@@ -65,8 +67,9 @@ class _Sender:
         serve: Serve,
         on_record: Callable[[RequestRecord], None],
         origin_s: float,
+        counts: ReplayCounts,
     ) -> None:
-        self.counts = ReplayCounts()
+        self.counts = counts
         self._requests = iter(requests)
         self._serve = serve
         self._on_record = on_record

@@ -74,6 +74,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     from harness.load.live import LiveView, interface_bytes
     from harness.load.report import definitions, lines
+    from harness.screen import Screen
     from harness.targets.secrets import clean_command
     from results import summary
 
@@ -83,7 +84,8 @@ def run(options: argparse.Namespace) -> int:
         except OSError as error:
             raise BadInput(f"--link-interface {options.link_interface}: {error}") from None
     command = shlex.join(["prfaas", *clean_command(sys.argv[1:])])
-    with LiveView(interface=options.link_interface) as view:
+    with Screen() as screen:
+        view = LiveView(screen, interface=options.link_interface)
 
         def one(spec: LoadSpec) -> LoadDone:
             return execute(

@@ -82,11 +82,13 @@ def run(options: argparse.Namespace) -> int:
                     print(f"# {each.configuration.name}: {phase.name} at {rate}")
         return ExitCode.OK
     command = shlex.join(["prfaas", *sys.argv[1:]])
+    from harness.dashboard import Dashboard
+    from harness.screen import Screen
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    done = execute(experiment, options.out, command, say, fleets_of(options, experiment))
+    fleets = fleets_of(options, experiment)
+    with Screen() as screen:
+        watch = Dashboard(screen) if screen.terminal else None
+        done = execute(experiment, options.out, command, screen.say, fleets, watch)
     from results import summary, table
 
     if options.json:

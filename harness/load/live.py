@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TextIO
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from harness.dashboard import failure_lines, quantiles
 from harness.load.clients import Progress
+from harness.screen import Screen
 from results.table import number
 
 _LINE_EVERY_S = 5.0
@@ -28,7 +26,7 @@ def interface_bytes(name: str) -> tuple[int, int]:
 
 
 class LiveView:
-    """Shows progress on standard error, so that output stays clean.
+    """Shows progress on `screen`.
 
     `interface` names the network interface whose use is shown; without one it is what the client
     itself received.
@@ -36,48 +34,29 @@ class LiveView:
 
     def __init__(
         self,
+        screen: Screen,
         *,
-        stream: TextIO | None = None,
         interface: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream = stream or sys.stderr
+        self._screen = screen
         self._interface = interface
         self._clock = clock
-        self._live: Live | None = None
         self._printed_s = float("-inf")
         self._phase = ""
         self._before: tuple[float, int, int, int] | None = None
         self._link_before: tuple[float, int, int] | None = None
-
-    def __enter__(self) -> Self:
-        if self._stream.isatty():
-            self._live = Live(
-                Text("starting"), console=Console(file=self._stream), auto_refresh=False
-            )
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def update(self, phase: str, progress: Progress) -> None:
         if phase != self._phase:
             self._phase, self._before = phase, None
         rates = self._rates(progress)
         link = self._link()
-        if self._live is not None:
-            self._live.update(self._dashboard(progress, rates, link), refresh=True)
+        if self._screen.terminal:
+            self._screen.show(self._dashboard(progress, rates, link))
         elif self._clock() - self._printed_s >= _LINE_EVERY_S:
             self._printed_s = self._clock()
-            self._stream.write(self._line(progress, rates, link) + "\n")
-            self._stream.flush()
+            self._screen.say(self._line(progress, rates, link))
 
     def _rates(self, progress: Progress) -> tuple[float, float, float]:
         """(sent, succeeded, bytes received) a second since the last update."""
@@ -116,18 +95,24 @@ class LiveView:
         table.add_row("phase", f"{self._phase}, {progress.elapsed_s:.0f} s")
         table.add_row("sent", f"{counts.offered:,}", f"{number(rates[0])}/s")
         table.add_row("succeeded", f"{counts.succeeded:,}", f"{number(rates[1])}/s")
-        table.add_row("failed", f"[red]{counts.failed:,}[/]" if counts.failed else "0")
+        table.add_row("failed", Text(f"{counts.failed:,}", style="red" if counts.failed else ""))
         table.add_row("in flight", f"{progress.in_flight:,}")
         table.add_row("received", f"{number(rates[2] * 8e-6)} Mbit/s", link)
-        quantiles = Table("ms", "P50", "P90", "P99", box=None, padding=(0, 2))
-        for label, name in (("TTFT", "ttft"), ("TPOT", "tpot"), ("E2E", "e2e"), ("gap", "gap"),
-                            ("own lateness", "lateness")):  # fmt: skip
-            quantiles.add_row(label, *(_ms(progress, name, q) for q in (0.5, 0.9, 0.99)))
-        failures = [
-            Text(f"{count:,} x {kind}", style="red")
-            for kind, count in sorted(progress.failures.items(), key=lambda pair: -pair[1])[:3]
-        ]
-        return Group(table, quantiles, *failures)
+        histograms = progress.tally.histograms
+        latencies = quantiles(
+            "ms",
+            [
+                (label, histograms[name], 1e3)
+                for label, name in (
+                    ("TTFT", "ttft"),
+                    ("TPOT", "tpot"),
+                    ("E2E", "e2e"),
+                    ("gap", "gap"),
+                    ("own lateness", "lateness"),
+                )
+            ],
+        )
+        return Group(table, latencies, *failure_lines(progress.failures))
 
 
 def _ms(progress: Progress, name: str, q: float) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -58,14 +60,22 @@ class Cli:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, terminal: int | None = None) -> subprocess.Popen[str]:
+        """`terminal`: one to control the process and show its standard error."""
+
+        def take() -> None:
+            fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+
         return subprocess.Popen(
             [sys.executable, "-m", "harness", *words],
             cwd=self.folder,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.PIPE if terminal is None else terminal,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "NO_COLOR": "1"},
+            env=os.environ
+            | {"PYTHONPATH": str(Path(__file__).parents[2]), "NO_COLOR": "1", "TERM": "xterm"},
+            start_new_session=terminal is not None,
+            preexec_fn=None if terminal is None else take,
         )
 
     def run(self, *words: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
