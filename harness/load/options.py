@@ -59,7 +59,10 @@ def _target(group: Any) -> None:
     group.add_argument(
         "--compare", action="store_true", help="pairs: run all four policies, one after the other"
     )
-    group.add_argument("--bootstrap-port", type=int, default=8998, help="of SGLang's prefill")
+    group.add_argument(
+        "--bootstrap-port", type=int, action="append", default=[], metavar="PORT",
+        help="of SGLang's prefill servers (default: 8998); repeat to give each its own",
+    )  # fmt: skip
     group.add_argument("--model", "-m", default="", help="default: the first the server lists")
     group.add_argument(
         "--backend", "--endpoint-type", choices=sorted(_APIS), default="completions",
@@ -248,6 +251,12 @@ def _check(options: argparse.Namespace, spec: LoadSpec) -> None:
         raise BadInput("--compare: needs --prefill-url (local) and --remote-prefill-url")
     if paired and not (prefill and spec.target.decode_urls):
         raise BadInput(f"--target {spec.target.kind.value}: needs --prefill-url and --decode-url")
+    ports = spec.target.bootstrap_ports
+    if spec.target.kind is Kind.SGLANG_PAIR and len(ports) not in (1, len(prefill)):
+        raise BadInput(
+            f"--bootstrap-port: found {len(ports)} for {len(prefill)} prefill servers; give one "
+            "for all, or one for each (those of --prefill-url first)"
+        )
     if spec.target.prompt_vocab and spec.target.api is Api.CHAT:
         raise BadInput("--prompt-vocab: chat has no token ids; use --backend completions")
 
@@ -287,7 +296,7 @@ def _target_spec(options: argparse.Namespace) -> TargetSpec:
         "headers": headers,
         "api_key_env": options.api_key_env,
         "max_connections": options.max_connections,
-        "bootstrap_port": options.bootstrap_port,
+        "bootstrap_ports": tuple(options.bootstrap_port) or (8998,),
         "threshold_tokens": options.threshold_tokens,
         "proxy": options.proxy,
         "ca_file": options.ca_file,

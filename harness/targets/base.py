@@ -76,7 +76,9 @@ class TargetSpec(BaseModel):
     policy: Literal["", "homogeneous", "naive", "balanced", "prfaas"] = Field(
         default="", description="pairs: who prefills; empty: prefill servers in turn"
     )
-    bootstrap_port: PositiveInt = 8998
+    bootstrap_ports: tuple[PositiveInt, ...] = Field(
+        default=(8998,), description="SGLang pairs: one for all prefill servers, or one for each"
+    )
     threshold_tokens: NonNegativeInt = Field(
         default=0,
         description="pairs: shorter prompts stay with the decode server; under policy prfaas, "

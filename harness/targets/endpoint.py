@@ -52,7 +52,9 @@ class Endpoint:
 
     @property
     def host(self) -> str:
-        return self._parts.hostname or ""
+        """As in URLs: an IPv6 address stands in brackets."""
+        host = self._parts.hostname or ""
+        return f"[{host}]" if ":" in host else host
 
     def heads(self, path: str, method: str = "POST") -> Callable[[bytes, str], bytes]:
         """A function from (body, X-Request-Id and further header lines) to a whole message."""

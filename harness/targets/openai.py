@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -49,7 +50,7 @@ class OpenAiTarget:
         if self._spec.kind is Kind.DYNAMO:
             exchange.observe = note_dynamo
         elif self._prefillers is not None and request.input_tokens >= self._spec.threshold_tokens:
-            flight.prefill_instance = next(self._prefillers).removeprefix("http://")
+            flight.prefill_instance = urlsplit(next(self._prefillers)).netloc
             lines += f"\r\nx-prefiller-host-port: {flight.prefill_instance}"
         flight.decode_instance = endpoint.name
         body = self._bodies.build(flight, stream=self._spec.stream, extra=self._extra)

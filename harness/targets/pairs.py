@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,8 @@ from harness.topology import PRFAAS
 
 Message = Callable[[bytes, str], bytes]
 
-#: What vLLM's prefill server is told: keep the cache for a decode server that will ask for it.
+#: What vLLM's prefill server is told: keep the cache for a decode server that will ask for it
+#: (vLLM, NixlConnector and its proxy `toy_proxy_server.py`).
 VLLM_PREFILL: dict[str, Any] = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -37,6 +39,8 @@ VLLM_PREFILL: dict[str, Any] = {
     "remote_host": None,
     "remote_port": None,
 }
+#: What contradicts an answer of one token, and so must not reach a prefill server.
+_NOT_FOR_PREFILL = frozenset(("min_tokens", "min_completion_tokens"))
 
 
 class _Pair:
@@ -64,7 +68,9 @@ class _Pair:
                 len(self._local),
                 len(decode),
             )
-        self._bodies = BodyBuilder(spec, spec.model)
+        # Servers keep caches by request id for a while: ids of two runs must not be equal.
+        self._run = secrets.token_hex(4)
+        self._named(spec.model)
         self._path = path
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_prefill: dict[int, Callable[[float | None], None]] = {}
@@ -72,8 +78,12 @@ class _Pair:
     async def probe(self) -> str:
         models = [await each.probe() for each in self._endpoints]
         name = self._spec.model or models[-1]
-        self._bodies = BodyBuilder(self._spec, name)
+        self._named(name)
         return name
+
+    def _named(self, model: str) -> None:
+        """Bodies from now on ask for `model`."""
+        self._bodies = BodyBuilder(self._spec, model)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -141,7 +151,7 @@ class _Pair:
 
     def _lines(self, flight: Flight) -> str:
         """Both halves carry one id."""
-        return f"X-Request-Id: {flight.phase}-{flight.request.id}"
+        return f"X-Request-Id: {flight.phase}-{flight.request.id}-{self._run}"
 
     def _start(self, flight: Flight, work: Any, done: Done) -> None:
         """Run the coroutine `work` for `flight`, which its canceller then ends."""
@@ -165,8 +175,20 @@ class _Pair:
 
 class VllmPair(_Pair):
     """POST to a prefill server with one token asked, then the same request, with the returned
-    `kv_transfer_params`, to a decode server, which is streamed.
+    `kv_transfer_params`, to a decode server, which is streamed. A prefill that ended by itself (its
+    one token was the end of the text) may return none: the decode server then computes the prompt.
     """
+
+    def _named(self, model: str) -> None:
+        super()._named(model)
+        kept = {
+            name: value
+            for name, value in self._spec.extra_body.items()
+            if name not in _NOT_FOR_PREFILL
+        }
+        self._prefill_bodies = BodyBuilder(
+            self._spec.model_copy(update={"extra_body": kept}), model
+        )
 
     def _hand_over(
         self, flight: Flight, done: Done, prefiller: Endpoint, decoder: Endpoint, message: Message
@@ -176,7 +198,7 @@ class VllmPair(_Pair):
     async def _prefill_first(
         self, flight: Flight, done: Done, prefiller: Endpoint, decoder: Endpoint, message: Message
     ) -> None:
-        body = self._bodies.build(
+        body = self._prefill_bodies.build(
             flight, stream=False, max_tokens=1, extra={"kv_transfer_params": VLLM_PREFILL}
         )
         flight.prefill_started_s = self._loop.time()
@@ -189,12 +211,8 @@ class VllmPair(_Pair):
             self._failed(flight, f"prefill: {refusal_text(status, answer)}", done)
             return
         self._prefilled(flight)
-        try:
-            said = orjson.loads(answer)
-            parameters = said["kv_transfer_params"]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            parameters = None
-        if not parameters:
+        parameters, finish = _handed_over(answer)
+        if not parameters and finish != "stop":
             self._failed(
                 flight,
                 "prefill: no kv_transfer_params in the answer; does the server run with a "
@@ -202,9 +220,8 @@ class VllmPair(_Pair):
                 done,
             )
             return
-        body = self._bodies.build(
-            flight, stream=self._spec.stream, extra={"kv_transfer_params": parameters}
-        )
+        extra = {"kv_transfer_params": parameters} if parameters else None
+        body = self._bodies.build(flight, stream=self._spec.stream, extra=extra)
         decoder.pool.submit(message(body, self._lines(flight)), Completion(flight, done))
 
 
@@ -218,13 +235,18 @@ class SglangPair(_Pair):
         super().__init__(spec)
         # Rooms must not repeat while they are open, also among clients of one seed.
         self._rooms = random.SystemRandom()
+        prefillers = self._local + self._remote
+        ports = spec.bootstrap_ports
+        if len(ports) == 1:
+            ports *= len(prefillers)
+        self._ports = dict(zip(prefillers, ports, strict=True))
 
     def _hand_over(
         self, flight: Flight, done: Done, prefiller: Endpoint, decoder: Endpoint, message: Message
     ) -> None:
         extra = {
             "bootstrap_host": prefiller.host,
-            "bootstrap_port": self._spec.bootstrap_port,
+            "bootstrap_port": self._ports[prefiller],
             "bootstrap_room": self._rooms.getrandbits(63),
         }
         body = self._bodies.build(flight, stream=self._spec.stream, extra=extra)
@@ -257,6 +279,15 @@ class SglangPair(_Pair):
             flight.cancel(reason)
         else:
             self._failed(flight, reason, done)
+
+
+def _handed_over(answer: bytes) -> tuple[Any, str]:
+    """(kv_transfer_params, finish reason) of a prefill's answer; (None, "") of another form."""
+    try:
+        said = orjson.loads(answer)
+        return said.get("kv_transfer_params"), str(said["choices"][0].get("finish_reason"))
+    except (orjson.JSONDecodeError, AttributeError, IndexError, KeyError, TypeError):
+        return None, ""
 
 
 def _error_of(answer: bytes) -> str:

@@ -83,15 +83,21 @@ class VllmPrefill(Server):
         super().__init__()
         self.kept: set[int] = set()
         self.kv_connector = True
+        self.stops = False
 
     async def serve(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         asked = body.get("kv_transfer_params") or {}
         if asked.get("do_remote_decode") is not True or asked.get("do_remote_prefill") is not False:
             return refuse("not a prefill request")
-        if body["max_tokens"] != 1 or body["stream"]:
+        limit = body.get("max_tokens", body.get("max_completion_tokens"))
+        if limit != 1 or body["stream"] or "stream_options" in body:
             return refuse("prefill wants one token, not streamed")
+        if body.get("min_tokens", 0) > 1:
+            return refuse("min_tokens must be less than or equal to max_tokens=1")
         made = answer(body["model"], 1)
-        if self.kv_connector:
+        if self.stops:
+            made["choices"][0]["finish_reason"] = "stop"
+        elif self.kv_connector:
             block = next(_BLOCKS)
             self.kept.add(block)
             made["kv_transfer_params"] = {
@@ -99,8 +105,10 @@ class VllmPrefill(Server):
                 "do_remote_decode": False,
                 "remote_engine_id": "engine-1",
                 "remote_block_ids": [block],
+                "remote_request_id": f"cmpl-{request.headers['X-Request-Id']}-0",
                 "remote_host": "127.0.0.1",
                 "remote_port": 20001,
+                "tp_size": 1,
             }
         return web.json_response(made)
 
@@ -118,6 +126,8 @@ class VllmDecode(Server):
         if brought is None:
             self.alone += 1
         else:
+            if not brought.keys() >= {"remote_engine_id", "remote_request_id", "remote_host"}:
+                return refuse("invalid KVTransferParams")
             (block,) = brought["remote_block_ids"]
             if block not in self._prefill.kept or brought["do_remote_prefill"] is not True:
                 return refuse("no such cache", 500)
@@ -133,12 +143,13 @@ class SglangHalf(Server):
         self._rooms = rooms
         self._prefill = prefill
         self.refuses = False
+        self.port = 8998
 
     async def serve(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if self.refuses:
             return refuse("out of memory", 500)
         room, port = body.get("bootstrap_room"), body.get("bootstrap_port")
-        if room is None or port != 8998 or not body.get("bootstrap_host"):
+        if room is None or port != self.port or not body.get("bootstrap_host"):
             return refuse("no bootstrap fields")
         met = self._rooms.setdefault(room, asyncio.Event())
         if self._prefill:

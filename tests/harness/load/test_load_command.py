@@ -261,6 +261,13 @@ def test_dry_run_resolves_and_sends_nothing(
             ),
             "--remote-prefill-url",
         ),
+        (
+            (
+                *("--target", "sglang-pair", "--prefill-url", "http://p", "--decode-url"),
+                *("http://d", "--bootstrap-port", "1", "--bootstrap-port", "2"),
+            ),
+            "found 2 for 1 prefill servers",
+        ),
         (("--processes", "4", "--max-concurrency", "2"), "at least one"),
         (("--ramp-up-strategy", "linear"), "--ramp-up-start-rps"),
         (("--trace", "t.jsonl", "--input-len", "5"), "lengths of its own"),

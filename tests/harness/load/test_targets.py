@@ -18,6 +18,7 @@ from harness.load.driver import Driver
 from harness.load.flight import Flight
 from harness.load.schedule import OpenSchedule
 from harness.targets.base import Api, Kind, TargetSpec
+from harness.targets.endpoint import Endpoint
 from harness.targets.factory import make_target
 from harness.targets.routing import PairRouter
 from results.records import Status
@@ -56,8 +57,9 @@ async def test_a_vllm_pair_hands_its_caches_over() -> None:
         flights = await load(spec)
     assert succeeded(flights)
     assert not prefill.kept
-    ids = [[seen[0]["x-request-id"] for seen in side.seen] for side in (prefill, decode)]
-    assert sorted(ids[0]) == sorted(ids[1]) == [f"load-{k}" for k in range(4)]
+    ids = [sorted(seen[0]["x-request-id"] for seen in side.seen) for side in (prefill, decode)]
+    assert ids[0] == ids[1] and len(set(ids[0])) == 4
+    assert [each.rsplit("-", 1)[0] for each in ids[0]] == [f"load-{k}" for k in range(4)]
     # The two halves carry one prompt.
     prompts = [{seen[1]["prompt"] for seen in side.seen} for side in (prefill, decode)]
     assert prompts[0] == prompts[1] and len(prompts[0]) == 4
@@ -91,6 +93,42 @@ async def test_a_prefill_server_without_a_connector_is_named() -> None:
         )
         flights = await load(spec, 1)
     assert "kv_transfer_params" in flights[0].failure
+
+
+async def test_a_prefill_that_ended_the_text_is_decoded_without_its_cache() -> None:
+    prefill = VllmPrefill()
+    prefill.stops = True
+    async with prefill, VllmDecode(prefill) as decode:
+        spec = TargetSpec(
+            kind=Kind.VLLM_PAIR, prefill_urls=(prefill.url,), decode_urls=(decode.url,)
+        )
+        assert succeeded(await load(spec, 2))
+    assert (len(prefill.seen), decode.alone) == (2, 2)
+
+
+async def test_what_forbids_an_answer_of_one_token_reaches_the_decode_server_only() -> None:
+    prefill = VllmPrefill()
+    async with prefill, VllmDecode(prefill) as decode:
+        spec = TargetSpec(
+            kind=Kind.VLLM_PAIR,
+            prefill_urls=(prefill.url,),
+            decode_urls=(decode.url,),
+            extra_body={"min_tokens": 3, "top_p": 0.5},
+        )
+        assert succeeded(await load(spec, 1))
+    bodies = [side.seen[0][1] for side in (prefill, decode)]
+    assert [each.get("min_tokens") for each in bodies] == [None, 3]
+    assert [each["top_p"] for each in bodies] == [0.5, 0.5]
+
+
+async def test_runs_do_not_repeat_each_others_request_ids() -> None:
+    prefill = VllmPrefill()
+    async with prefill, VllmDecode(prefill) as decode:
+        spec = TargetSpec(
+            kind=Kind.VLLM_PAIR, prefill_urls=(prefill.url,), decode_urls=(decode.url,)
+        )
+        assert succeeded(await load(spec, 2)) and succeeded(await load(spec, 2))
+    assert len({seen[0]["x-request-id"] for seen in decode.seen}) == 4
 
 
 async def test_prefill_and_decode_servers_are_taken_in_turn() -> None:
@@ -181,6 +219,26 @@ async def test_an_sglang_pair_meets_in_one_room() -> None:
         strict=True,
     ):
         assert one == other
+
+
+async def test_each_prefill_server_has_its_bootstrap_port() -> None:
+    rooms: dict[int, asyncio.Event] = {}
+    halves = [SglangHalf(rooms, True), SglangHalf(rooms, True)]
+    async with halves[0], halves[1], Server() as decode:
+        halves[1].port = 8999
+        spec = TargetSpec(
+            kind=Kind.SGLANG_PAIR,
+            prefill_urls=(halves[0].url, halves[1].url),
+            decode_urls=(decode.url,),
+            bootstrap_ports=(8998, 8999),
+        )
+        assert succeeded(await load(spec, 4))
+    assert [len(each.seen) for each in halves] == [2, 2]
+
+
+async def test_the_bootstrap_host_is_written_as_in_a_url() -> None:
+    for host in ("[fd00::1]", "10.0.0.1", "prefill"):
+        assert Endpoint(TargetSpec(), f"http://{host}:30000").host == host
 
 
 async def test_a_prefill_server_that_refuses_ends_the_request() -> None:
