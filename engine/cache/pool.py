@@ -31,6 +31,7 @@ __all__ = [
     "HybridPool",
     "Lease",
     "NeverFits",
+    "Pin",
     "PoolFull",
 ]
 
@@ -150,10 +151,39 @@ class Lease:
         """
         self._pool._commit(self, n_tokens)
 
+    def keep_state(self, n_tokens: int) -> None:
+        """The live state is the one at `n_tokens`: the next commit up to there makes it a
+        checkpoint. Nothing is computed on this lease any more.
+        """
+        assert n_tokens % self._pool.block_tokens == 0 and n_tokens not in self._pending
+        self._pending[n_tokens] = self.slot
+        self.slot = -1
+
     def release(self) -> None:
         """Give everything back; shared blocks stay cached. Only once."""
         assert not self.released, "a lease is released once"
         self._pool._release(self)
+
+
+class Pin:
+    """A cached prefix that stays as it is while somebody reads it: `pages`, and the checkpoint at
+    their end in `slot`. Made by `HybridPool.pin`; ends with `release`.
+    """
+
+    __slots__ = ("_chain", "_pool", "pages", "slot")
+
+    def __init__(self, pool: HybridPool, chain: list[_Block]) -> None:
+        self._pool = pool
+        self._chain = chain
+        self.pages = [block.page for block in chain]
+        self.slot = chain[-1].slot
+
+    def release(self) -> None:
+        """Only once."""
+        self._chain[-1].readers -= 1
+        self._pool._unpin(self._chain)
+        self._pool.leases -= 1
+        self._chain = []
 
 
 class HybridPool:
@@ -258,11 +288,7 @@ class HybridPool:
         usable = self._usable(chain, prompt_tokens)
         hit = Hit(len(chain) * size, usable)
         shared = chain if arriving else chain[: usable // size]
-        idle = self._idle
-        for block in shared:
-            if not block.refs:
-                del idle[block.key]
-            block.refs += 1
+        self._pin_blocks(shared)
         lease = Lease(self, list(keys), hit, shared)
         source = shared[-1] if shared and not arriving else None
         if total - len(shared) > len(self._pages) + len(self._idle):
@@ -293,6 +319,18 @@ class HybridPool:
         self._state.hit_tokens += usable
         self.leases += 1
         return lease
+
+    def pin(self, keys: Sequence[int]) -> Pin | None:
+        """The blocks of `keys` and the checkpoint at their end; None unless all of it is here."""
+        chain = self._walk(keys, len(keys) * self.block_tokens)
+        if not chain or len(chain) < len(keys) or chain[-1].slot < 0:
+            return None
+        self._pin_blocks(chain)
+        end = chain[-1]
+        end.readers += 1
+        self._states.move_to_end(end.key)
+        self.leases += 1
+        return Pin(self, chain)
 
     def _extend(self, lease: Lease, n_tokens: int) -> None:
         total = -(-n_tokens // self.block_tokens)
@@ -348,7 +386,8 @@ class HybridPool:
         for slot in lease._pending.values():
             self._free_slot(slot)
         lease._pending.clear()
-        self._free_slot(lease.slot)
+        if lease.slot >= 0:
+            self._free_slot(lease.slot)
         own = lease.pages[len(lease._shared) :]
         self._pages.give(own)
         if self._on_freed is not None:
@@ -356,6 +395,12 @@ class HybridPool:
                 self._on_freed(Group.KV, page)
         self._unpin(lease._shared)
         self.leases -= 1
+
+    def _pin_blocks(self, blocks: list[_Block]) -> None:
+        for block in blocks:
+            if not block.refs:
+                del self._idle[block.key]
+            block.refs += 1
 
     def _unpin(self, blocks: list[_Block]) -> None:
         """Deepest first, so that the end of a chain is evicted before its beginning."""

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.cache.checkpoints import CheckpointPolicy
 from engine.cache.figures import CacheEvent, Group
 from engine.cache.keys import block_keys, keys_of_ids
-from engine.cache.pool import HybridPool, Lease, NeverFits, PoolFull
+from engine.cache.pool import HybridPool, Lease, NeverFits, Pin, PoolFull
 
 BLOCK = 64
 
@@ -125,6 +125,50 @@ def test_a_checkpoint_being_copied_is_not_evicted():
         lease.release()
 
 
+def test_a_pinned_prefix_outlives_pressure_and_is_whole_or_not_to_be_had():
+    pool = HybridPool(6, 3, BLOCK, policy=CheckpointPolicy(interval_blocks=0))
+    prompt = list(range(4 * BLOCK))
+    keys = block_keys(prompt, BLOCK)
+    assert pool.pin(keys) is None
+    _, lease = serve(pool, prompt)
+    pages = lease.pages
+    lease.release()
+    assert pool.pin(keys[:3]) is None, "no state lies at its end"
+    assert pool.pin(block_keys(prompt, BLOCK, "another tenant")) is None
+    pin = pool.pin(keys)
+    assert pin is not None and pin.pages == pages
+    with pytest.raises(PoolFull):
+        pool.acquire(block_keys([9] * 3 * BLOCK, BLOCK), 3 * BLOCK)
+    others = [pool.acquire(block_keys([n] * BLOCK, BLOCK), BLOCK) for n in (8, 9)]
+    assert pin.slot not in [other.slot for other in others]
+    with pytest.raises(PoolFull, match="slot"):
+        pool.acquire([], 0)
+    pin.release()
+    pool.acquire([], 0).release()
+    assert pool.pin(keys) is None, "its state was evicted"
+    for other in others:
+        other.release()
+    figures = pool.figures()
+    assert pool.leases == figures[Group.KV].pinned == figures[Group.STATE].pinned == 0
+
+
+def test_a_received_state_becomes_the_checkpoint_of_its_prefix():
+    events: list[CacheEvent] = []
+    pool = HybridPool(8, 3, BLOCK, on_event=events.append)
+    prompt = list(range(3 * BLOCK))
+    keys = block_keys(prompt, BLOCK)
+    for _ in range(2):  # the second finds it there, and nothing is kept twice
+        lease = pool.acquire(keys, len(prompt), arriving=True)
+        lease.keep_state(len(prompt))
+        lease.commit(len(prompt))
+        lease.release()
+    assert pool.match([*keys, 1], len(prompt) + 1).tokens == len(prompt)
+    assert [event.key for event in events if event.group is Group.STATE] == [keys[-1]]
+    figures = pool.figures()
+    assert (figures[Group.KV].cached, figures[Group.STATE].cached) == (3, 1)
+    assert figures[Group.KV].owned == figures[Group.STATE].owned == 0
+
+
 def test_the_last_slot_is_taken_over_when_it_is_the_hit_itself():
     pool = HybridPool(64, 1, BLOCK)
     lease = pool.acquire(block_keys(list(range(64)), BLOCK), 64)
@@ -190,6 +234,7 @@ class PoolMachine(RuleBasedStateMachine):
             on_freed=self.freed,
             on_event=self.event,
         )
+        self.pins: list[tuple[Pin, str, list[int]]] = []
         self.live: list[tuple[Lease, str, list[int]]] = []
         self.content: dict[tuple[Group, int], tuple[str, tuple[int, ...]]] = {}
         self.free = {(Group.KV, n) for n in range(1, 13)} | {(Group.STATE, n) for n in range(1, 6)}
@@ -250,6 +295,46 @@ class PoolMachine(RuleBasedStateMachine):
             self.content[Group.KV, lease.pages[index]] = (tenant, tuple(tokens[: (index + 1) * 4]))
         self.live.append((lease, tenant, tokens))
 
+    @rule(tenant=st.sampled_from("ab"), branch=st.integers(0, 2), blocks=st.integers(1, 10))
+    def receive(self, tenant: str, branch: int, blocks: int) -> None:
+        tokens = ([7] * 6 + [branch] * 40)[: 4 * blocks]
+        keys = block_keys(tokens, 4, tenant)
+        try:
+            lease = self.pool.acquire(keys, len(tokens), arriving=True)
+        except PoolFull:
+            return
+        self.owns(Group.STATE, lease.slot)
+        self.content[Group.STATE, lease.slot] = (tenant, tuple(tokens))
+        for index in range(lease.reused_tokens // 4, len(keys)):
+            self.owns(Group.KV, lease.pages[index])
+            self.content[Group.KV, lease.pages[index]] = (tenant, tuple(tokens[: (index + 1) * 4]))
+        lease.keep_state(len(tokens))
+        self.live.append((lease, tenant, tokens))
+
+    @rule(tenant=st.sampled_from("ab"), branch=st.integers(0, 2), blocks=st.integers(1, 10))
+    def pin(self, tenant: str, branch: int, blocks: int) -> None:
+        tokens = ([7] * 6 + [branch] * 40)[: 4 * blocks]
+        keys = block_keys(tokens, 4, tenant)
+        whole = all((Group.KV, key) in self.cached for key in keys)
+        pin = self.pool.pin(keys)
+        assert (pin is not None) == (whole and (Group.STATE, keys[-1]) in self.cached)
+        if pin is not None:
+            self.pins.append((pin, tenant, tokens))
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.pins) - 1))
+        self.pins.pop(index)[0].release()
+
+    @invariant()
+    def what_is_pinned_stays(self) -> None:
+        for pin, tenant, tokens in self.pins:
+            assert self.content[Group.STATE, pin.slot] == (tenant, tuple(tokens))
+            for index, page in enumerate(pin.pages):
+                held = (tenant, tuple(tokens[: (index + 1) * 4]))
+                assert self.content[Group.KV, page] == held
+
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def advance(self, data: st.DataObject) -> None:
@@ -286,6 +371,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert 0 <= figure.pinned <= figure.cached
         if not self.live:
             assert figures[Group.KV].owned == figures[Group.STATE].owned == 0
+        if not self.live and not self.pins:
             assert figures[Group.KV].pinned == figures[Group.STATE].pinned == 0
 
 
