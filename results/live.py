@@ -18,13 +18,16 @@ _HIGHEST_US = 36_000_000_000
 _DIGITS = 3
 # Sub-buckets at three digits: 2,048 values are told apart in each octave (HdrHistogram's layout).
 _SUB_BUCKET_BITS = 11
+_HALF = 1 << (_SUB_BUCKET_BITS - 1)
 
 
 class LiveHistogram:
     """Samples in seconds. Negative ones count as the lowest, NaN is left out."""
 
-    def __init__(self) -> None:
-        self._counts = HdrHistogram(_LOWEST_US, _HIGHEST_US, _DIGITS)
+    def __init__(self, counts: HdrHistogram | None = None) -> None:
+        self._counts = counts or HdrHistogram(_LOWEST_US, _HIGHEST_US, _DIGITS)
+        #: The histogram's own counters: its methods are loops in Python over as many.
+        self._cells = np.frombuffer(self._counts.counts, np.uint64)
 
     @property
     def count(self) -> int:
@@ -36,15 +39,19 @@ class LiveHistogram:
             self._counts.record_value(min(max(value, _LOWEST_US), _HIGHEST_US))
 
     def record_many(self, samples_s: Floats) -> None:
-        """The same, bucketed in numpy first: one Python call for each distinct bucket."""
+        """The same for many at once."""
         present = samples_s[~np.isnan(samples_s)]
+        if not len(present):
+            return
         values = np.clip(np.rint(present * 1e6), _LOWEST_US, _HIGHEST_US).astype(np.int64)
-        # Bits below the sub-bucket's width do not matter: drop them, so equal buckets are equal.
-        exponent = np.frexp(values.astype(np.float64))[1]
-        shift = np.maximum(exponent - _SUB_BUCKET_BITS, 0)
-        distinct, counts = np.unique((values >> shift) << shift, return_counts=True)
-        for value, count in zip(distinct.tolist(), counts.tolist(), strict=True):
-            self._counts.record_value(value, count)
+        # The octave, and within it the leading bits, as HdrHistogram's _counts_index_for has it.
+        octave = np.frexp((values | (2 * _HALF - 1)).astype(np.float64))[1] - _SUB_BUCKET_BITS
+        found = np.bincount((octave + 1) * _HALF + (values >> octave) - _HALF)
+        self._cells[: len(found)] += found.astype(np.uint64)
+        counts = self._counts
+        counts.total_count += len(values)
+        counts.min_value = min(counts.min_value, int(values.min()))
+        counts.max_value = max(counts.max_value, int(values.max()))
 
     def merge(self, other: LiveHistogram) -> None:
         """Add the samples of `other`, exactly."""
@@ -54,7 +61,10 @@ class LiveHistogram:
         """`q` quantile (0..1) in seconds; None below its sample floor."""
         if self.count < sample_floor(q):
             return None
-        return float(self._counts.get_value_at_percentile(q * 100)) / 1e6
+        counts = self._counts
+        rank = counts.get_target_count_at_percentile(q * 100)
+        value = counts.get_value_from_index(int(np.searchsorted(np.cumsum(self._cells), rank)))
+        return float(counts.get_highest_equivalent_value(value)) / 1e6
 
     def mean(self) -> float | None:
         return float(self._counts.get_mean_value()) / 1e6 if self.count else None
@@ -65,6 +75,4 @@ class LiveHistogram:
 
     @classmethod
     def decode(cls, data: bytes) -> LiveHistogram:
-        made = cls()
-        made._counts = HdrHistogram.decode(data)
-        return made
+        return cls(HdrHistogram.decode(data))
