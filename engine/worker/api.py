@@ -12,7 +12,7 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from engine.worker.errors import BadRequest, WorkerError
-from engine.worker.messages import parse_decode, parse_key, parse_prefill
+from engine.worker.messages import parse_decode, parse_key, parse_prefill, parse_prefix
 from engine.worker.metrics import registry_of
 from engine.worker.openai import add_openai_routes
 from engine.worker.options import ROLES
@@ -43,6 +43,13 @@ def make_app(worker: Worker) -> web.Application:
     async def prefill(request: web.Request) -> web.Response:
         parsed = parse_prefill(await body_of(request), worker.engine.model.config.vocab)
         return web.json_response(asdict(await worker.prefill(parsed)))
+
+    async def prefix(request: web.Request) -> web.Response:
+        engine = worker.engine
+        parsed = parse_prefix(
+            await body_of(request), engine.model.config.vocab, engine.layout.page_tokens
+        )
+        return web.json_response(asdict(await worker.send_prefix(parsed)))
 
     async def decode(request: web.Request) -> web.StreamResponse:
         parsed = parse_decode(await body_of(request))
@@ -112,6 +119,7 @@ def make_app(worker: Worker) -> web.Application:
             web.get("/audit", audit),
             web.get("/cache-events", cache_events),
             web.post("/prefill", prefill),
+            web.post("/prefix", prefix),
             web.post("/decode", decode),
             web.post("/abandon", abandon),
             web.post("/drain", drain),

@@ -1,17 +1,16 @@
 """Sends finished caches to other workers and receives theirs, over the data plane.
 
 The prompt travels in the offer, so that the receiver can find what it holds already, share the
-blocks that arrive, and compute the prompt again should the request be preempted.
+blocks that arrive, and compute the prompt again should the request be preempted. Prefixes, which
+belong to no request, go through the same data plane (`engine.worker.prefixes`).
 """
 
 from __future__ import annotations
 
-import array
 import asyncio
-import base64
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,22 +26,21 @@ from engine.transport.errors import TransferRefused, TransportError
 from engine.transport.messages import Key as WireKey
 from engine.transport.messages import Manifest
 from engine.transport.outbound import Peer
-from engine.transport.regions import Kind, Region, RegionSize
+from engine.transport.regions import Kind, Region
 from engine.transport.settings import Settings
 from engine.worker.arrivals import Arrivals
 from engine.worker.engine import Job
 from engine.worker.errors import Rejected, TransferFailed
-from engine.worker.media import Medium, Parcel, Ranges, region_sizes
-from engine.worker.messages import Destination, Key, PrefillRequest
+from engine.worker.media import Medium, Parcel, Ranges
+from engine.worker.messages import Destination, Key, PrefillRequest, PrefixRequest
+from engine.worker.offers import HELD, describe, held_instead, prompt_of
+from engine.worker.prefixes import PURPOSE, Prefixes, PrefixSent
 from engine.worker.settling import until_done
 
 log = logging.getLogger(__name__)
 
 #: How often an offer that finds no memory tries again, until the data plane gives up on it.
 RETRY_S = 0.01
-
-#: Prefix of the refusal that tells the sender how much of the prompt is really held here.
-HELD = "held_tokens="
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,9 @@ class Courier:
         arrivals: Arrivals,
         settings: Settings,
         state_codec: str = RAW,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_change` hears of each prefix that has left or arrived."""
         self._layout = layout
         self._medium = medium
         self._pool = pool
@@ -78,9 +78,11 @@ class Courier:
         self._codecs = {} if state_codec == RAW else {Kind.STATE: state_codec}
         self._plane: DataPlane | None = None
         self._inbound: dict[Key, Parcel] = {}
+        # A state that many prompts will start from crosses as it is, whatever the codec.
+        self.prefixes = Prefixes(layout, medium, pool, on_change)
         #: Set while this worker takes caches; offers at other times are refused.
         self.receiving = False
-        self.sent_bytes = 0
+        self._sent_bytes = 0
         self.received = 0
 
     async def start(self, arena: Any) -> None:
@@ -96,6 +98,11 @@ class Courier:
     def plane(self) -> DataPlane:
         assert self._plane is not None, "the courier is not started"
         return self._plane
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of all that was delivered, prefixes included, as it crossed."""
+        return self._sent_bytes + self.prefixes.sent_bytes
 
     # -- sending
 
@@ -114,14 +121,14 @@ class Courier:
                 transfer = self.plane.offer(
                     peer,
                     WireKey(request.key.request_id, request.key.attempt),
-                    self._manifest(request, held),
+                    describe(self._layout, request.prompt, held, request.tenant, self._codecs),
                 )
                 return await self._deliver(transfer, job, parcel)
             except TransferRefused as error:
-                known = error.reason.partition(HELD)[2]
-                if not known.isdigit() or int(known) >= held:
+                known = held_instead(error.reason)
+                if known is None or known >= held:
                     raise TransferFailed(f"to {to.host}:{to.port}: {error.reason}") from error
-                held = int(known)
+                held = known
             except TransportError as error:
                 raise TransferFailed(f"to {to.host}:{to.port}: {error}") from error
             finally:
@@ -154,7 +161,7 @@ class Courier:
         finally:
             granted.cancel()
             await asyncio.gather(granted, return_exceptions=True)
-        self.sent_bytes += stats.wire_bytes
+        self._sent_bytes += stats.wire_bytes
         lease = sequence.lease
         assert lease is not None
         return Delivery(time.monotonic(), stats.wire_bytes, lease.reused_tokens)
@@ -202,39 +209,19 @@ class Courier:
             pages = request.held_tokens // page
         return min(pages, len(request.prompt) // page)
 
-    def _manifest(self, request: PrefillRequest, held: int) -> Manifest:
-        n_tokens = len(request.prompt)
-        return Manifest(
-            regions=tuple(
-                RegionSize(region, size) for region, size in self._regions(n_tokens - held)
-            ),
-            n_tokens=n_tokens,
-            held_tokens=held,
-            tenant=request.tenant,
-            codecs=self._codecs,
-            meta={"prompt": pack_tokens(request.prompt)},
-        )
-
-    def _regions(self, n_tokens: int) -> Iterator[tuple[Region, int]]:
-        """Every region of a cache in which `n_tokens` latents cross, with its bytes."""
-        for layer in range(self._layout.config.layers):
-            yield from region_sizes(self._layout, layer, n_tokens)
+    async def send_prefix(self, request: PrefixRequest) -> PrefixSent:
+        """See `Prefixes.send`."""
+        return await self.prefixes.send(self.plane, request)
 
     # -- receiving
 
     async def _on_offer(self, wire_key: WireKey, manifest: Manifest) -> dict[Region, Ranges]:
         """Reserve memory for the whole manifest; waits for memory until cancelled."""
+        if manifest.meta.get("purpose") == PURPOSE:
+            return await self.prefixes.on_offer(wire_key, manifest)
         key = Key(*wire_key)
-        page, held = self._layout.page_tokens, manifest.held_tokens
-        try:
-            prompt = unpack_tokens(manifest.meta["prompt"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise Refusal("the offer carries no prompt", retryable=False) from error
-        expected = dict(self._regions(manifest.n_tokens - held))
-        found = {item.region: item.size_bytes for item in manifest.regions}
-        if len(prompt) != manifest.n_tokens or held % page or found != expected:
-            raise Refusal("the offer does not fit this model's cache layout", retryable=False)
-        keys = block_keys(prompt, page, manifest.tenant)
+        prompt, held = prompt_of(self._layout, manifest), manifest.held_tokens
+        keys = block_keys(prompt, self._layout.page_tokens, manifest.tenant)
         while True:
             if self._arrivals.abandoned(key) or key in self._arrivals:
                 raise Refusal("this attempt was abandoned, or is here already", retryable=False)
@@ -274,6 +261,9 @@ class Courier:
 
     async def _on_commit(self, wire_key: WireKey, arrival: client.Arrival) -> None:
         """Raising rejects the cache; `_on_abort` follows then."""
+        if wire_key in self.prefixes:
+            await self.prefixes.on_commit(wire_key)
+            return
         key = Key(*wire_key)
         if self._arrivals.abandoned(key):
             raise ValueError("this attempt was abandoned")
@@ -288,22 +278,10 @@ class Courier:
         self.received += 1
 
     def _on_abort(self, wire_key: WireKey) -> None:
+        if wire_key in self.prefixes:
+            self.prefixes.on_abort(wire_key)
+            return
         key = Key(*wire_key)
         self._arrivals.drop(key)
         if (parcel := self._inbound.pop(key, None)) is not None:
             self._medium.close(parcel)
-
-
-def pack_tokens(tokens: Sequence[int]) -> str:
-    """Token ids as text: two or four bytes each (little-endian hosts, as on the data plane)."""
-    code = "H" if max(tokens) < 1 << 16 else "I"
-    return code + base64.b64encode(array.array(code, tokens).tobytes()).decode("ascii")
-
-
-def unpack_tokens(text: str) -> list[int]:
-    """Inverse of `pack_tokens`. Raises ValueError."""
-    if not isinstance(text, str) or text[:1] not in ("H", "I"):
-        raise ValueError("not packed tokens")
-    tokens = array.array(text[0])
-    tokens.frombytes(base64.b64decode(text[1:], validate=True))
-    return tokens.tolist()

@@ -24,6 +24,13 @@ class UnknownRequest(WorkerError):
     status = 404
 
 
+class UnknownPrefix(WorkerError):
+    """The prefix is not in this worker's cache, or not whole."""
+
+    kind = "unknown_prefix"
+    status = 404
+
+
 class Rejected(WorkerError):
     """This worker can never serve the request."""
 

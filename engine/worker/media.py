@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from engine.cache.pool import Lease, NeverFits, PoolFull
+from engine.cache.pool import Lease, NeverFits, Pin, PoolFull
 from engine.cache.storage import CacheStorage
 from engine.model.layout import CacheLayout
 from engine.ops.pack import pack, unpack
@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """The part of a lease's cache that crosses: all of `n_tokens` but the first `held` (whole
-    pages). `offset` is where it is staged, -1 where it is not.
+    """The part of a lease's (or a pinned prefix's) cache that crosses: all of `n_tokens` but the
+    first `held` (whole pages). `offset` is where it is staged, -1 where it is not.
     """
 
-    lease: Lease
+    lease: Lease | Pin
     n_tokens: int
     held: int
     offset: int = -1
@@ -47,7 +47,7 @@ class Parcel:
 class Medium(Protocol):
     """`open` may raise PoolFull (try later) or NeverFits; every parcel is closed once."""
 
-    def open(self, lease: Lease, n_tokens: int, held: int) -> Parcel: ...
+    def open(self, lease: Lease | Pin, n_tokens: int, held: int) -> Parcel: ...
 
     def pieces(self, parcel: Parcel, layer: int, start: int, stop: int) -> Pieces:
         """Where in the arena tokens start..stop of the layer, or its state, lie or will lie.
@@ -57,7 +57,7 @@ class Medium(Protocol):
         ...
 
     async def load(self, parcel: Parcel, layer: int, start: int, stop: int, fence: Any) -> None:
-        """Bring what `pieces` names into the arena, once `fence` has passed."""
+        """Bring what `pieces` names into the arena, once `fence` has passed (None: it is there)."""
         ...
 
     async def land(self, parcel: Parcel) -> None:
@@ -84,7 +84,7 @@ class Direct:
     def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout
 
-    def open(self, lease: Lease, n_tokens: int, held: int) -> Parcel:
+    def open(self, lease: Lease | Pin, n_tokens: int, held: int) -> Parcel:
         return Parcel(lease, n_tokens, held)
 
     def pieces(self, parcel: Parcel, layer: int, start: int, stop: int) -> Pieces:
@@ -118,7 +118,7 @@ class Staged:
         cuda = storage.device.type == "cuda"
         self._stream = torch.cuda.Stream(storage.device) if cuda else None
 
-    def open(self, lease: Lease, n_tokens: int, held: int) -> Parcel:
+    def open(self, lease: Lease | Pin, n_tokens: int, held: int) -> Parcel:
         size = sum(self._layer_bytes(layer, n_tokens - held) for layer in self._layers)
         if size > self._heap.size_bytes:
             raise NeverFits(
@@ -165,7 +165,7 @@ class Staged:
         return offset
 
     def _load(self, parcel: Parcel, layer: int, start: int, stop: int, fence: Any) -> None:
-        if self._stream is not None:
+        if self._stream is not None and fence is not None:
             self._stream.wait_event(fence)
         pages = parcel.pages(self._layout, start, stop)
         wire = pack(self._storage, layer, pages, parcel.lease.slot, stop - start)

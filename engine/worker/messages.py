@@ -47,6 +47,20 @@ class PrefillRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixRequest:
+    """Send the first `pages` whole pages of `prompt` (engine tokens), and the state at their end,
+    from the prefix cache here to that of `destination`, which is thought to hold `held_pages`.
+    """
+
+    key: Key
+    prompt: list[int]
+    pages: int
+    held_pages: int
+    tenant: str
+    destination: Destination
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeRequest:
     """`max_tokens` counts the first token, which prefill sampled."""
 
@@ -61,10 +75,7 @@ def parse_prefill(body: Any, vocab: int) -> PrefillRequest:
     fields = _object(body)
     destination = None
     if fields.get("destination") is not None:
-        place = _object(fields["destination"], "destination")
-        destination = Destination(
-            _text(place, "host"), _whole(place, "port", 1), _whole(place, "incarnation", 0)
-        )
+        destination = _destination(fields)
     return PrefillRequest(
         key=parse_key(fields),
         prompt=token_ids(fields.get("prompt"), vocab),
@@ -75,6 +86,26 @@ def parse_prefill(body: Any, vocab: int) -> PrefillRequest:
         tenant=_text(fields, "tenant", ""),
         sampling=parse_sampling(fields),
         destination=destination,
+    )
+
+
+def parse_prefix(body: Any, vocab: int, page_tokens: int) -> PrefixRequest:
+    """Raises BadRequest."""
+    fields = _object(body)
+    prompt = token_ids(fields.get("prompt"), vocab)
+    pages, held_pages = _whole(fields, "pages", 1), _whole(fields, "held_pages", 0, 0)
+    if pages > len(prompt) // page_tokens or held_pages > pages:
+        raise BadRequest(
+            f"pages: {pages}, of them held {held_pages}; the prompt has "
+            f"{len(prompt) // page_tokens} whole pages of {page_tokens} tokens"
+        )
+    return PrefixRequest(
+        key=parse_key(fields),
+        prompt=prompt,
+        pages=pages,
+        held_pages=held_pages,
+        tenant=_text(fields, "tenant", ""),
+        destination=_destination(fields),
     )
 
 
@@ -120,6 +151,13 @@ def token_ids(value: Any, vocab: int) -> list[int]:
         if type(token) is not int or not 0 <= token < vocab:
             raise BadRequest(f"prompt: {token!r} is not a token id below {vocab}")
     return value
+
+
+def _destination(fields: Mapping[str, Any]) -> Destination:
+    place = _object(fields.get("destination"), "destination")
+    return Destination(
+        _text(place, "host"), _whole(place, "port", 1), _whole(place, "incarnation", 0)
+    )
 
 
 def _object(value: Any, where: str = "body") -> dict[str, Any]:

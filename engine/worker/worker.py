@@ -25,8 +25,9 @@ from engine.worker.engine import EngineLoop, Job
 from engine.worker.errors import Cancelled, NotReady, Rejected
 from engine.worker.loading import LoadedEngine
 from engine.worker.media import Direct, Staged
-from engine.worker.messages import DecodeRequest, Key, PrefillRequest
+from engine.worker.messages import DecodeRequest, Key, PrefillRequest, PrefixRequest
 from engine.worker.options import WorkerOptions
+from engine.worker.prefixes import PrefixSent
 
 #: Cache events kept until they are fetched.
 KEPT_EVENTS = 65_536
@@ -119,6 +120,7 @@ class Worker:
                 security=options.security,
             ),
             options.state_codec,
+            self._memory_freed,
         )
         self.jobs: dict[Key, Job] = {}
         self._deliveries: dict[Key, asyncio.Future[Delivery]] = {}
@@ -196,6 +198,14 @@ class Worker:
         finally:
             del self.jobs[request.key], self._deliveries[request.key]
             self._release(job)
+
+    async def send_prefix(self, request: PrefixRequest) -> PrefixSent:
+        """Copy a prefix that is cached here to another worker's cache. Cancelling it frees
+        everything, here and there. Raises a WorkerError.
+        """
+        if self.state != "ready":
+            raise NotReady(f"{self.options.name} is {self.state}")
+        return await self.courier.send_prefix(request)
 
     async def _keep(self, request: PrefillRequest, job: Job) -> Delivery:
         """Hand the cache over to this worker's own decode."""
@@ -289,7 +299,7 @@ class Worker:
         """Take no new work; return when all in hand is done and no delivered cache is left."""
         if self.state == "ready":
             self._set_state("draining")
-        while self.jobs or self.arrivals or len(self.scheduler):
+        while self.jobs or self.arrivals or len(self.scheduler) or len(self.courier.prefixes):
             self._activity.clear()
             await self._activity.wait()
 
@@ -303,6 +313,7 @@ class Worker:
     def _set_state(self, state: str) -> None:
         self.state = state
         self.courier.receiving = state == "ready" and self.role != "prefill"
+        self.courier.prefixes.receiving = state == "ready" and self.role != "decode"
 
     def _limits(self, role: str) -> Limits:
         options, pacing = self.options, self.pacing
@@ -337,7 +348,7 @@ class Worker:
 
     def stats(self) -> dict[str, Any]:
         """Everything a fleet or a test asks: load, occupancy, hits, overruns, bytes."""
-        overruns = self.loop.timeline.overruns
+        overruns, prefixes = self.loop.timeline.overruns, self.courier.prefixes
         groups = {
             str(group): {**asdict(figures), "hit_rate": figures.hit_rate}
             for group, figures in self.pool.figures().items()
@@ -360,6 +371,12 @@ class Worker:
             "requests": asdict(self.counters),
             "sent_bytes": self.courier.sent_bytes,
             "received_caches": self.courier.received,
+            "prefixes": {
+                "in_hand": len(prefixes),
+                "sent": prefixes.sent,
+                "sent_bytes": prefixes.sent_bytes,
+                "received": prefixes.received,
+            },
         }
 
     def cache_events(self) -> list[list[Any]]:

@@ -27,6 +27,7 @@ from engine.worker.errors import (
     WorkerError,
 )
 from engine.worker.messages import DecodeRequest, Destination, Key, PrefillRequest
+from engine.worker.offers import describe
 
 
 def prompt_of(length: int, seed: int = 0, shared: int = 0) -> list[int]:
@@ -415,7 +416,7 @@ async def test_memory_is_reused_right_after_a_send(start_worker, engine, nothing
 async def test_an_offer_without_the_state_is_refused(start_worker, nothing_leaked):
     d = await start_worker(role="decode")
     p = await start_worker(role="prefill")
-    whole = p.courier._manifest(asks("r", prompt_of(40), d), 0)
+    whole = describe(p.engine.layout, prompt_of(40), 0, "", {})
     paged_half = replace(whole, regions=tuple(r for r in whole.regions if r.region.kind == Kind.KV))
     with pytest.raises(Refusal, match="does not fit this model's cache layout"):
         await d.courier._on_offer(("r", 1), paged_half)
