@@ -7,6 +7,8 @@ every process, and a partial block is a prefix of its whole. What no block id co
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,17 +27,30 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
+def _mix_one(x: int) -> int:
+    """`_mix` of one value: numpy costs more for one than for a hundred."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
 def _key(*parts: int) -> int:
     """One 64-bit key of several integers, order mattering."""
-    key = np.zeros(1, np.uint64)
+    key = 0
     for part in parts:
-        key = _mix(key + np.uint64((part * _GOLDEN + _GOLDEN) & _MASK))
-    return int(key[0])
+        key = _mix_one((key + part * _GOLDEN + _GOLDEN) & _MASK)
+    return key
+
+
+@cache
+def _steps(size: int) -> NDArray[np.uint64]:
+    return np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
 
 
 def _stream(keys: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
     """`n` 64-bit values for each key, [keys, n]."""
-    steps = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    # Kept for each power of two: at most twice the memory of the longest prompt.
+    steps = _steps(1 << (n - 1).bit_length())[:n]
     return _mix(keys[:, None] + steps)
 
 
