@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 FLUSH_INTERVAL_S = 30.0
 
 
+def _ending() -> list[signal.Signals]:
+    """Signals that end a run; a hangup does not when it is ignored, as under nohup."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+
+
 @dataclass(frozen=True, slots=True)
 class Execution:
     """A finished run: its directory, what summary.json says, and the exit code of its verdict."""
@@ -53,9 +59,10 @@ def execute(
 ) -> Execution:
     """Run `experiment` in its mode and write a run directory under `root`.
 
-    SIGINT and SIGTERM end the sending, drain what is in flight and write what there is, marked
-    incomplete; a second one cancels. `fleets`: where the workers of `emulate` stand, if not on this
-    host. In real time `watch` is shown each phase while it runs. Raises CommandError.
+    SIGINT, SIGTERM and SIGHUP end the sending, drain what is in flight and write what there is,
+    marked incomplete; a second one, or the first in virtual time, cancels. `fleets`: where the
+    workers of `emulate` stand, if not on this host. In real time `watch` is shown each phase while
+    it runs. Raises CommandError.
     """
     started_s = time.monotonic()
     plan = plan_run(experiment)
@@ -76,10 +83,9 @@ def execute(
     log(duration_in_words(experiment, plan, scale))
     work = compare(experiment, plan, open_fleet, recorder, comparison, log, watch)
     try:
-        runner(work if simulated else _supervised(work, comparison, recorder, say))
+        runner(_cancellable(work) if simulated else _supervised(work, comparison, recorder, say))
         complete = not comparison.interrupted
     except (asyncio.CancelledError, KeyboardInterrupt):
-        # In virtual time a signal interrupts wherever the loop is.
         comparison.interrupted = True
         complete = False
     except BaseException:
@@ -146,6 +152,25 @@ def _backend(
     return realtime.run, opened.open, opened.scale
 
 
+async def _cancellable(work: Coroutine[Any, Any, None]) -> None:
+    """The comparison in virtual time: a signal cancels it between two callbacks. Raised wherever
+    the program is, it would break a task off in the middle, which asyncio complains of at length.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    cancel = task.cancel
+
+    def interrupt(number: int, frame: object) -> None:
+        loop.call_soon(cancel)
+
+    before = {number: signal.signal(number, interrupt) for number in _ending()}
+    try:
+        await work
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 async def _supervised(
     work: Coroutine[Any, Any, None], comparison: Comparison, recorder: Recorder, say: Say
 ) -> None:
@@ -159,14 +184,15 @@ async def _supervised(
         say("interrupted: no new requests; what is in flight ends first (again to cut it off)")
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    ending = _ending()
+    for number in ending:
         loop.add_signal_handler(number, interrupt)
     flusher = loop.create_task(_flush_regularly(recorder))
     try:
         await task
     finally:
         flusher.cancel()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ending:
             loop.remove_signal_handler(number)
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from results import rundir, summary
 from results.figures import METRICS, Better, Figure, figures
 from results.statistics import Effect, effect
 
 Key = tuple[str, str, str]
+
+#: Settings in which repeats of one version differ.
+_OF_A_REPEAT = ("seed", "name")
+#: Settings that a notice names; the rest it counts.
+_SHOWN_SETTINGS = 6
 
 #: p below which a rank test counts; with the interval and the least effect beside it.
 ALPHA = 0.05
@@ -37,13 +44,14 @@ class Side:
     """Repeats of one version: `values` holds one value a run for each figure.
 
     `seeds` are those of runs in virtual time, empty otherwise; two sides with equal ones are
-    compared exactly.
+    compared exactly. `settings` are the flattened ones of each run, without name and seed.
     """
 
     label: str
     values: Mapping[Key, tuple[float, ...]]
     runs: int
     seeds: tuple[int, ...] = ()
+    settings: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +117,12 @@ def runs_at(paths: Sequence[Path]) -> list[Path]:
         else:
             found += [info.path for info in rundir.list_runs(path)]
     if not found:
-        raise CompareError(f"{', '.join(map(str, paths))}: no run here (a run has a run.json)")
+        absent = ", ".join(str(path) for path in paths if not path.exists())
+        raise CompareError(
+            f"{absent}: no such directory; name a run's, or one of repeats"
+            if absent
+            else f"{', '.join(map(str, paths))}: no run here (a run has a run.json)"
+        )
     return found
 
 
@@ -128,7 +141,54 @@ def load_side(paths: Sequence[Path], label: str = "") -> Side:
             seeds.append(read.seed)
     kept = {key: tuple(values) for key, values in collected.items() if len(values) == len(runs)}
     name = label or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
-    return Side(name, kept, len(runs), tuple(seeds) if len(seeds) == len(runs) else ())
+    settings = tuple(_settings(path) for path in runs)
+    return Side(name, kept, len(runs), tuple(seeds) if len(seeds) == len(runs) else (), settings)
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    """What the run was asked to do, by dotted key; {} where that cannot be read."""
+    try:
+        tree = tomllib.loads((run / "experiment.toml").read_text())
+    except (OSError, tomllib.TOMLDecodeError):
+        return {}
+    return {key: value for key, value in rundir.flatten(tree) if key not in _OF_A_REPEAT}
+
+
+def notices(base: Side, candidate: Side) -> list[str]:
+    """What the runs were asked to do differently, within a side and between the two, in lines. Such
+    runs can be compared, but the difference may be the setting's and not the version's.
+    """
+    said = []
+    for side in (base, candidate):
+        keys = _differing(side.settings)
+        if keys:
+            said.append(
+                f"note: the runs of {side.label} are no repeats of one experiment; they differ in "
+                f"{_listed(keys)}"
+            )
+    if base.settings and candidate.settings:
+        before, after = base.settings[0], candidate.settings[0]
+        changes = [
+            f"{key} {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
+            for key in _differing((before, after))
+        ]
+        if changes:
+            said.append(f"note: the experiments differ in {_listed(changes)}")
+    return said
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return [
+        key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings[1:])
+    ]
+
+
+def _listed(items: Iterable[str]) -> str:
+    every = list(items)
+    shown = "; ".join(every[:_SHOWN_SETTINGS])
+    more = len(every) - _SHOWN_SETTINGS
+    return f"{shown}; and {more} more (`prfaas runs diff`)" if more > 0 else shown
 
 
 def judge(found: Effect, better: Better, least: float) -> Verdict:

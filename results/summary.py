@@ -319,11 +319,26 @@ def from_json(text: str, where: str = "summary.json") -> RunSummary:
     return summary
 
 
+def _absent(directory: Path, path: Path, error: OSError) -> str:
+    """Why a summary cannot be read, by what is there instead."""
+    if not directory.is_dir():
+        what = "not a" if directory.exists() else "no such"
+        return f"{directory}: {what} directory; name a run's"
+    if path.exists():
+        return f"{path}: {error.strerror}"
+    if (directory / "run.json").exists():
+        return (
+            f"{directory}: the run ended before its summary was written; its tables can still be "
+            "read (`prfaas results query`)"
+        )
+    return f"{directory}: not a run directory: no run.json and no summary.json in it"
+
+
 def read(directory: Path) -> RunSummary:
     """The summary of a run directory. Raises SummaryError when there is none."""
     path = directory / "summary.json"
     try:
         text = path.read_text()
     except OSError as error:
-        raise SummaryError(f"{path}: {error.strerror}; was the run interrupted?") from error
+        raise SummaryError(_absent(directory, path, error)) from error
     return from_json(text, str(path))

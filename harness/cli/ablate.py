@@ -19,8 +19,7 @@ examples:
 
 Each rung is a configuration of the experiment; the run directory is that of `prfaas run`. The
 change in brackets is to the rung above. Capacity is the throughput under overload; TTFT is at a
-rate that is
-the same for all rungs: 0.8 x homogeneous capacity, or --rate.
+rate that is the same for all rungs: 0.8 x homogeneous capacity, or --rate.
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,10 +46,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from results.compare import Verdict, compare, failures, load_side, parse_limit, sentence
+    from results.compare import (
+        Verdict,
+        compare,
+        failures,
+        load_side,
+        notices,
+        parse_limit,
+        sentence,
+    )
 
     limits = [parse_limit(text) for text in options.fail_on]
     base, candidate = load_side([options.base]), load_side([options.candidate])
+    for notice in notices(base, candidate):
+        print(notice, file=sys.stderr)
     lines = compare(base, candidate, options.min_effect / 100)
     if options.metric:
         lines = [line for line in lines if line.key[2] in options.metric]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -37,6 +39,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+#: What a file system refuses that a user can mend, and the exit code: where something cannot be
+#: written at all, or there was no room for the rest.
+_REFUSED = {
+    errno.EACCES: ExitCode.USAGE,
+    errno.EPERM: ExitCode.USAGE,
+    errno.EROFS: ExitCode.USAGE,
+    errno.EISDIR: ExitCode.USAGE,
+    errno.ENOTDIR: ExitCode.USAGE,
+    errno.ENOSPC: ExitCode.INCOMPLETE,
+    errno.EDQUOT: ExitCode.INCOMPLETE,
+}
+
+#: As a shell reports a program that SIGPIPE ended: whoever read the output has read enough.
+_NOBODY_READS = 128 + signal.SIGPIPE
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -63,18 +81,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return ExitCode.USAGE
-    # A termination request ends like Ctrl-C: what there is gets written. Commands with a drain of
-    # their own replace this.
+    # A termination request, or a terminal that closes, ends like Ctrl-C: what there is gets
+    # written. Commands with a drain of their own replace this; nohup keeps a hangup ignored.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The interpreter flushes once more at its end, to where that cannot fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _NOBODY_READS
     except KeyboardInterrupt:
         print(f"prfaas {options.command}: interrupted", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
     except Exception as error:
         # A class with an `exit_code` is written for the user, in whichever package it is defined.
-        code = getattr(error, "exit_code", None)
-        if code is None:
+        exit_code = getattr(error, "exit_code", None)
+        said = str(error)
+        if exit_code is None and isinstance(error, OSError):
+            exit_code = _REFUSED.get(error.errno or 0)
+            where = f"{error.filename}: " if error.filename else ""
+            said = f"{where}{os.strerror(error.errno or 0)}"
+        if exit_code is None:
             raise
-        print(f"prfaas {options.command}: {error}", file=sys.stderr)
-        return int(code)
+        print(f"prfaas {options.command}: {said}", file=sys.stderr)
+        return int(exit_code)

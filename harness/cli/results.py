@@ -21,8 +21,8 @@ examples:
   prfaas results export RUN --format vllm --configuration prfaas --phase latency
 
 tables of a query: requests (with ttft_s, tpot_s, e2e_s, queue_s, prefill_s, transfer_s and
-decode_admission_s as columns, in run seconds), tokens, links, instances, decisions; each has a
-column `run`. `prfaas results describe RUN --schema` says what every column means.
+decode_admission_s as columns, in run seconds), tokens, gaps, links, instances, decisions; each has
+a column `run`. `prfaas results describe RUN --schema` says what every column means.
 """
 
 
@@ -66,8 +66,10 @@ def _describe(options: argparse.Namespace) -> int:
         files = [each for each in files if each.exists()]
         if not files:
             raise BadInput(f"{path}: no results files in it; is it a run directory?")
-    else:
+    elif path.exists():
         files = [path]
+    else:
+        raise BadInput(f"{path}: no such run directory or Parquet file")
     found = [reader.describe(each) for each in files]
     if options.json:
         print(json.dumps([_as_json(info) for info in found], indent=2))
@@ -144,6 +146,8 @@ def _cell(value: Any) -> str:
 def _export(options: argparse.Namespace) -> int:
     from results import export, reader
 
+    if not options.run_dir.is_dir():
+        raise BadInput(f"{options.run_dir}: no such run directory")
     requests = reader.where(
         reader.read(options.run_dir, "requests"), options.configuration, options.phase
     )
@@ -164,7 +168,10 @@ def _export(options: argparse.Namespace) -> int:
     if options.out is None:
         sys.stdout.write(text)
     else:
-        options.out.write_text(text)
+        try:
+            options.out.write_text(text)
+        except OSError as error:
+            raise BadInput(f"--out {options.out}: {error.strerror}") from error
         print(f"wrote {options.out}")
     return ExitCode.OK
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from harness.errors import BadInput, ExitCode
 
+_DEFAULT = Path("runs")
+
 _EXAMPLES = """\
 examples:
   prfaas runs list
@@ -31,15 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prune.add_argument("--incomplete", action="store_true", help="delete interrupted ones")
     prune.add_argument("--yes", action="store_true", help="delete without asking")
     for each in (listing, prune):
-        each.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR",
+        each.add_argument("--runs", type=Path, default=_DEFAULT, metavar="DIR",
                           help="default: runs")  # fmt: skip
     diff = actions.add_parser("diff", help="settings and headline figures of two runs")
-    diff.add_argument("left", type=Path)
-    diff.add_argument("right", type=Path)
+    diff.add_argument("left", type=Path, help="a run directory")
+    diff.add_argument("right", type=Path, help="another")
     diff.add_argument("--json", action="store_true", help="for machines")
 
 
 def run(options: argparse.Namespace) -> int:
+    root = getattr(options, "runs", _DEFAULT)
+    # Before the first run there is no such directory yet; one that was asked for should be there.
+    if root != _DEFAULT and not root.is_dir():
+        raise BadInput(f"--runs {root}: {'not a' if root.exists() else 'no such'} directory")
     return {"list": _list, "prune": _prune, "diff": _diff}[options.action](options)
 
 
@@ -112,6 +118,8 @@ def _prune(options: argparse.Namespace) -> int:
 
 def _settings(path: Path) -> dict[str, Any]:
     file = path / "experiment.toml"
+    if not path.is_dir():
+        raise BadInput(f"{path}: {'not a' if path.exists() else 'no such'} directory; name a run's")
     try:
         return tomllib.loads(file.read_text())
     except OSError as error:

@@ -66,7 +66,7 @@ def _target(group: Any) -> None:
     group.add_argument("--model", "-m", default="", help="default: the first the server lists")
     group.add_argument(
         "--backend", "--endpoint-type", choices=sorted(_APIS), default="completions",
-        help="API (default: completions)",
+        metavar="API", help=f"one of {', '.join(sorted(_APIS))} (default: completions)",
     )  # fmt: skip
     group.add_argument("--endpoint", default="", metavar="PATH", help="instead of the API's own")
     group.add_argument(

@@ -161,7 +161,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["verdict"] == "regression"
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "none")]) == 2
-    assert "no run here" in capsys.readouterr().err
+    assert "none: no such directory" in capsys.readouterr().err
     assert main(["noise", str(tmp_path / "a"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["figure"] == "prfaas/latency/ttft_p90"
 
@@ -178,3 +178,19 @@ def test_which_direction_is_better() -> None:
     assert compare.judge(statistics.Effect(1.1, 1.05, 1.15, 0.01), Better.NEITHER, 0.02) is (
         Verdict.CHANGED
     )
+
+
+def test_what_the_experiments_differ_in_is_said() -> None:
+    settings = {"mode": "simulate", "link.rate_gbps": 100}
+    same = Side("a", {KEY: (1.0, 1.1)}, 2, settings=(settings, settings))
+    other = Side("b", {KEY: (1.0,)}, 1, settings=({**settings, "link.rate_gbps": 10},))
+    mixed = Side("c", {KEY: (1.0, 1.1)}, 2, settings=(*other.settings, settings))
+    assert compare.notices(same, same) == []
+    assert compare.notices(same, other) == [
+        "note: the experiments differ in link.rate_gbps 100 -> 10"
+    ]
+    assert compare.notices(mixed, other) == [
+        "note: the runs of c are no repeats of one experiment; they differ in link.rate_gbps"
+    ]
+    wide = Side("d", {KEY: (1.0,)}, 1, settings=({f"k{at}": at for at in range(9)},))
+    assert "and 5 more" in compare.notices(wide, other)[0]

@@ -1,0 +1,96 @@
+"""What every command does when its input is missing, its reader leaves, or it is told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import COMMANDS, main
+
+PRFAAS = [sys.executable, "-m", "harness"]
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_help_fits_a_terminal(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "examples:" in said
+    assert max(map(len, said.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["report", "nodir"], "nodir: no such directory"),
+        (["report", "empty"], "empty: not a run directory"),
+        (["compare", "nodir", "nodir"], "nodir: no such directory"),
+        (["results", "describe", "nodir"], "nodir: no such run directory"),
+        (["results", "export", "nodir"], "nodir: no such run directory"),
+        (["runs", "list", "--runs", "nodir"], "--runs nodir: no such directory"),
+        (["runs", "diff", "nodir", "empty"], "nodir: no such directory"),
+        (["explain", "nodir", "--request", "1"], "nodir: no such run directory"),
+        (["run", "nofile"], "nofile"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.splitlines()) == 1
+
+
+def test_no_runs_yet_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs", "list"]) == 0
+    assert "no runs in runs" in capsys.readouterr().out
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*PRFAAS, "run", "paper", "--dry-run"], stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_told_to_end_keeps_what_it_has(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    with subprocess.Popen(
+        [*PRFAAS, "run", "paper", "--out", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()  # The run has begun.
+        process.send_signal(number)
+        said += process.stderr.read()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    (run,) = tmp_path.iterdir()
+    assert not (run / "complete").exists()
+    assert (run / "run.json").exists()
