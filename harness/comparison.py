@@ -25,7 +25,7 @@ from harness.measure import (
 from harness.phases import UNLOADED, Phase
 from harness.policies import Decision
 from harness.prediction import Planned, Prediction, predict_phase
-from harness.router import Router
+from harness.router import RetryRules, Router
 from harness.topology import PRFAAS
 from harness.verification import Sample
 from harness.view import View
@@ -168,6 +168,7 @@ class _Run:
             fleet.view,
             fleet.instances,
             fleet.links,
+            RetryRules(patience_s=fleet.patience_s),
             on_decision=self._decided,
             prefixes=fleet.prefixes,
             copier=fleet.copier,

@@ -12,7 +12,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from harness.policies.base import Decision, NoRoute, Policy
-from harness.ports import DecodeJob, Instance, Link, PrefillDone, PrefillJob, ServingError
+from harness.ports import (
+    DecodeJob,
+    Instance,
+    Link,
+    PrefillDone,
+    PrefillJob,
+    ServingError,
+    TransferFailed,
+)
 from harness.prefixes import PrefixKeeper
 from harness.view import View
 from results.records import RequestRecord, Status
@@ -21,15 +29,38 @@ from workloads.request import Request
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
-    """`max_attempts` counts the first; `backoff_s` is waited before each later one."""
+    """When a request is tried again, and when it has failed.
+
+    `max_attempts` counts the first, and not those during which one of their two instances was
+    lost: there can be no more of these than instances are lost while the request is served, since
+    a lost one gets no work until it is back. `backoff_s` is waited before each later attempt.
+    `patience_s` (loop seconds, in all) is how long a request waits for lost instances to come back
+    when no other can take it; each return is another attempt.
+    """
 
     max_attempts: int = 3
     backoff_s: float = 0.05
+    patience_s: float = 0.0
 
 
 DecisionSink = Callable[[RequestRecord, Decision, View], None]
-#: Moves so many (modelled) bytes of cached prefix from a cluster to another; raises TransferFailed.
-Copier = Callable[[str, str, float], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCopy:
+    """Fetch the first `tokens` of a prompt, and the state there, which cluster `source` holds, into
+    the cache of `sink`. `n_bytes` of the modelled system are thought to cross."""
+
+    request: Request
+    attempt: int
+    source: str
+    sink: Instance
+    tokens: int
+    n_bytes: float
+
+
+#: Returns the bytes that crossed the link; raises TransferFailed, and then nothing was stored.
+Copier = Callable[[PrefixCopy], Awaitable[int]]
 
 
 class Router:
@@ -64,28 +95,52 @@ class Router:
         a ServingError: a failure is the record's status. Cancellation fails the record and
         propagates.
         """
-        rules = self._retry
+        rules, view = self._retry, self.view
+        failed, patience_s = 0, rules.patience_s
         try:
             while True:
                 record.attempts += 1
+                n_losses, n_returns = view.n_losses, view.n_returns
                 try:
                     await self._attempt(request, record, origin_s)
-                except (ServingError, NoRoute) as error:
-                    retryable = isinstance(error, NoRoute) or error.retryable
-                    if not retryable or record.attempts >= rules.max_attempts:
-                        record.status = Status.FAILED
-                        record.failure = f"{type(error).__name__}: {error}"
-                        break
-                    await asyncio.sleep(rules.backoff_s * 2 ** (record.attempts - 1))
+                except NoRoute as error:
+                    if view.lost and patience_s > 0.0:
+                        patience_s -= await self._someone_is_back(n_returns, patience_s)
+                        continue
+                    reason: Exception = error
+                    failed += 1
+                except ServingError as error:
+                    reason = error
+                    if not error.retryable:
+                        failed = rules.max_attempts
+                    elif not view.lost_since(
+                        n_losses, record.prefill_instance, record.decode_instance
+                    ):
+                        failed += 1
                 else:
                     record.status = Status.SUCCEEDED
                     break
+                if failed >= rules.max_attempts:
+                    record.status = Status.FAILED
+                    record.failure = f"{type(reason).__name__}: {reason}"
+                    break
+                await asyncio.sleep(rules.backoff_s * 2 ** max(0, failed - 1))
         except asyncio.CancelledError:
             record.status = Status.FAILED
             record.failure = "cancelled"
             raise
         finally:
             record.ended_s = self._loop.time() - origin_s
+
+    async def _someone_is_back(self, n_returns: int, most_s: float) -> float:
+        """Wait, at most so long, until an instance has begun to take work since the count was
+        `n_returns`. Returns the seconds waited."""
+        began_s = self._loop.time()
+        while (  # noqa: ASYNC110 - the view is plain data, without a loop
+            self.view.n_returns == n_returns and self._loop.time() - began_s < most_s
+        ):
+            await asyncio.sleep(self._retry.backoff_s)
+        return self._loop.time() - began_s
 
     async def _attempt(self, request: Request, record: RequestRecord, origin_s: float) -> None:
         loop_time = self._loop.time
@@ -118,15 +173,17 @@ class Router:
             if path is not None:
                 path.outstanding_bytes += decision.predicted_bytes
             error_s = -decision.predicted_work_s  # an attempt that fails is work not done
-            copied_bytes = 0
+            cached_tokens, copied_bytes = decision.cached_tokens, 0
             try:
                 if decision.copy_from:
-                    copied_bytes = await self._copy(request, decision)
+                    cached_tokens, copied_bytes = await self._copy(
+                        request, attempt, decision, prefill
+                    )
                 done = await prefill.prefill(
                     PrefillJob(
                         request,
                         attempt,
-                        decision.cached_tokens,
+                        cached_tokens,
                         decision.held_tokens,
                         decode,
                         link,
@@ -138,7 +195,7 @@ class Router:
                 if path is not None:
                     path.outstanding_bytes -= decision.predicted_bytes
             if request.block_ids and self._prefixes is not None:
-                self._learn(request, record, decision, done, prefill, decode)
+                self._learn(request, record, cached_tokens, done, prefill, decode)
             record.prefill_started_s = done.started_s - origin_s
             record.prefill_finished_s = done.finished_s - origin_s
             record.delivered_s = done.delivered_s - origin_s
@@ -165,35 +222,40 @@ class Router:
             received += run_count
         record.tokens_received = received
 
-    async def _copy(self, request: Request, decision: Decision) -> int:
-        """Fetch the prefix that the decision counts on. Returns the bytes that crossed."""
-        view, source, sink = self.view, decision.copy_from, decision.prefill_cluster
-        n_bytes = decision.copy_bytes
-        path = view.path(source, sink)
-        if self._copier is None or path is None:
+    async def _copy(
+        self, request: Request, attempt: int, decision: Decision, sink: Instance
+    ) -> tuple[int, int]:
+        """Fetch the prefix that the decision counts on. Returns (tokens that need no computing
+        now, bytes that crossed). One that fails costs time: `sink` computes what it lacks.
+        """
+        view, source, n_bytes = self.view, decision.copy_from, decision.copy_bytes
+        path = view.path(source, decision.prefill_cluster)
+        if self._copier is None or path is None or view.directory is None:
             raise AssertionError("a policy fetches prefixes only where View.copies says so")
         path.outstanding_bytes += n_bytes
         try:
-            await self._copier(source, sink, n_bytes)
+            crossed = await self._copier(
+                PrefixCopy(request, attempt, source, sink, decision.copy_tokens, n_bytes)
+            )
+        except TransferFailed:
+            return view.directory.instance_tokens(sink.spec.name, request), 0
         finally:
             path.outstanding_bytes -= n_bytes
         if self._prefixes is not None:
-            self._prefixes.copied(request, sink, decision.copy_tokens)
-        return round(n_bytes)
+            self._prefixes.copied(request, sink.spec, decision.copy_tokens)
+        return decision.cached_tokens, crossed
 
     def _learn(
         self,
         request: Request,
         record: RequestRecord,
-        decision: Decision,
+        expected_tokens: int,
         done: PrefillDone,
         prefill: Instance,
         decode: Instance,
     ) -> None:
         """What was reused really, and what is cached now."""
-        reused = decision.cached_tokens if done.cached_tokens < 0 else done.cached_tokens
+        reused = expected_tokens if done.cached_tokens < 0 else done.cached_tokens
         record.cached_tokens = reused
         if self._prefixes is not None:
-            self._prefixes.prefilled(
-                request, prefill.spec, decode.spec, decision.cached_tokens, reused
-            )
+            self._prefixes.prefilled(request, prefill.spec, decode.spec, expected_tokens, reused)

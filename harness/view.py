@@ -7,11 +7,11 @@ corrected by what is observed; a pool's answer costs O(log n) in its instances.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from harness.ports import LinkSignals
+from harness.ports import LinkSignals, Role
 from workloads.request import Request
 
 
@@ -319,6 +319,9 @@ class Path:
 class View:
     """Everything a policy may look at when it routes. `copies`: prefixes can be fetched from
     another cluster before a prefill.
+
+    An instance takes work while it is not lost (what whoever watches it says, `set_lost`) and
+    stands in a role (what changes of role say, `leave` and `enter`); neither undoes the other.
     """
 
     now_s: float
@@ -328,7 +331,58 @@ class View:
     directory: PrefixHits | None = None
     byte_scale: float = 1.0
     copies: bool = False
+    #: Names of instances that are dead, or do not answer, and are not back yet.
+    lost: set[str] = field(default_factory=set)
+    #: Losses so far, and which of them was each instance's last.
+    n_losses: int = 0
+    last_loss: dict[str, int] = field(default_factory=dict)
+    #: How often an instance began to take work, after a loss or in a new role.
+    n_returns: int = 0
     _paths: dict[tuple[str, str], Path] = field(default_factory=dict)
+
+    def set_lost(self, name: str, lost: bool) -> None:
+        """`name` takes no work from now on, in no role; or it is back. Idempotent."""
+        if lost and name not in self.lost:
+            self.lost.add(name)
+            self.n_losses += 1
+            self.last_loss[name] = self.n_losses
+        elif not lost:
+            self.lost.discard(name)
+        self._apply(name)
+
+    def lost_since(self, n_losses: int, *names: str) -> bool:
+        """Whether one of `names` was lost after `n_losses` was the count."""
+        return any(self.last_loss.get(name, 0) > n_losses for name in names)
+
+    def leave(self, cluster: str, name: str) -> None:
+        """`name` takes no work in any role until it enters one."""
+        for pool in (self.prefill.get(cluster), self.decode.get(cluster)):
+            if pool is not None and name in pool.key_of:
+                pool.away.add(pool.key_of[name])
+        self._apply(name)
+
+    def enter(self, cluster: str, name: str, role: Role) -> None:
+        """`name` serves `role` and no other, as soon as it is not lost."""
+        self.leave(cluster, name)
+        pool = self.prefill[cluster] if role is Role.PREFILL else self.decode[cluster]
+        key = pool.key_of.get(name)
+        if key is None:
+            pool.add(name)
+        else:
+            pool.away.discard(key)
+        self._apply(name)
+
+    def _apply(self, name: str) -> None:
+        for pool in self._pools():
+            key = pool.key_of.get(name)
+            if key is not None:
+                usable = name not in self.lost and key not in pool.away
+                pool.set_usable(key, usable)
+                self.n_returns += usable
+
+    def _pools(self) -> Iterator[PrefillPool | DecodePool]:
+        yield from self.prefill.values()
+        yield from self.decode.values()
 
     def path(self, source: str, sink: str) -> Path | None:
         """The account of a link; None where there is none."""

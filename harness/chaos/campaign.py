@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,16 +135,16 @@ async def _inflict(fault: Fault, system: System, tell: Any) -> None:
     tell(
         f"{fault.kind}{fault._detail()} begins" if fault.for_s else f"{fault.kind}{fault._detail()}"
     )
-    with _lasting(fault, system) as at_end:
-        await asyncio.sleep(fault.for_s)
+    async with _lasting(fault, system) as at_end:
+        await asyncio.sleep(fault.end_s - loop.time())
     if at_end is not None:
         await system.restart(at_end)
     if fault.for_s:
         tell(f"{fault.kind}{fault._detail()} ends")
 
 
-@contextlib.contextmanager
-def _lasting(fault: Fault, system: System) -> Iterator[str | None]:
+@contextlib.asynccontextmanager
+async def _lasting(fault: Fault, system: System) -> AsyncIterator[str | None]:
     """What is broken while the block runs; yields the name of a worker to start again after it."""
     match fault:
         case faults.Crash():
@@ -203,6 +203,10 @@ def _lasting(fault: Fault, system: System) -> Iterator[str | None]:
         case faults.Convert():
             system.convert(fault.instance)
             yield None
+        case faults.CrashInConversion():
+            system.convert(fault.instance)
+            await system.turned(fault.instance, fault.at_s + fault.for_s / 2, fault.after_s)
+            yield fault.instance if system.crash(fault.instance) else None
         case faults.RouterRestart():
             system.restart_router()
             yield None

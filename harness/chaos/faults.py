@@ -146,6 +146,16 @@ class Convert(_OfInstance):
 
 
 @dataclass(frozen=True, slots=True)
+class CrashInConversion(_OfInstance):
+    """The instance is converted, and dies `after_s` after it took its new role, before anybody
+    counts on it; or at half time, where it still drains or nobody converts it. It is started again
+    at the end."""
+
+    after_s: float = 0.1
+    kind: ClassVar[str] = "crash in conversion"
+
+
+@dataclass(frozen=True, slots=True)
 class RouterRestart(Fault):
     """The router ends with all it had in hand, and starts again knowing nothing."""
 
@@ -233,6 +243,12 @@ _DRAWN: tuple[Callable[[random.Random, list[str]], Fault], ...] = (
     lambda dice, names: Cancel(_at(dice), 0.0, dice.randint(1, 4)),
     lambda dice, names: Convert(
         _at(dice), 0.0, dice.choice([name for name in names if name.startswith("pd")])
+    ),
+    lambda dice, names: CrashInConversion(
+        _at(dice),
+        round(dice.uniform(0.5, 4.0), 3),
+        dice.choice([name for name in names if name.startswith("pd")]),
+        round(dice.uniform(0.0, 0.2), 3),
     ),
     lambda dice, names: RouterRestart(_at(dice)),
     lambda dice, names: Burst(_at(dice), 0.0, dice.randint(4, 12)),

@@ -4,7 +4,8 @@ A check yields one line for each breach. Some breaches are seen the moment they 
 a name of their own: `wrong cache` (a byte that attention or the recurrence is about to read is not
 the right one: part of a cache, another tenant's, freed, of another prompt), `source memory` and
 `step memory` (memory changed or went while it was in use), `worker loop`, `worker error`,
-`control plane` (an exception that nobody expected).
+`control plane` (an exception that nobody expected), `routing` (work was given to a worker that is
+known to be dead).
 """
 
 from __future__ import annotations
@@ -78,12 +79,15 @@ def service_recovers(evidence: Evidence) -> Iterator[str]:
 
 
 def attempts_are_counted(evidence: Evidence) -> Iterator[str]:
-    """An attempt is one routing, and there are no more than the rules allow."""
+    """An attempt is one routing, and there are no more than the rules allow: losses excuse
+    attempts, and returns are waited for."""
+    system = evidence.system
+    most = RETRY.max_attempts + 2 * system.losses + system.conversions
     for record in evidence.records:
-        routings = evidence.system.routings.get(record.id, 0)
+        routings = system.routings.get(record.id, 0)
         if record.attempts != routings:
             yield f"request {record.id}: {record.attempts} attempts, routed {routings} times"
-        if record.attempts > RETRY.max_attempts:
+        if record.attempts > most:
             yield f"request {record.id}: {record.attempts} attempts"
 
 
@@ -117,7 +121,7 @@ def transfers_are_over(evidence: Evidence) -> Iterator[str]:
     """At rest neither end has a transfer, a byte that was not acknowledged, or a lease."""
     for name, worker in evidence.system.workers.items():
         plane = worker.plane
-        if plane.receiver.active or plane._incoming or plane._destinations:
+        if plane.receiver.active or plane._incoming or plane.landing.destinations:
             yield f"{name}: {plane.receiver.active} arriving"
         if plane._transfers:
             yield f"{name}: {len(plane._transfers)} sending"

@@ -1,287 +1,38 @@
 """A data plane without process, threads or sockets: the protocol's own state machines, on wires.
 
 Stands between the worker's real `DataPlane` face (whose messages it answers as the plane process
-does) and `wire`. What it does with time, connections and lanes follows `engine.transport.plane`,
-`outbound` and `inbound`; all decisions are `Sender`'s and `Receiver`'s.
+does) and `wire`. What it does with time and connections follows `engine.transport.plane`; all
+decisions are `Sender`'s and `Receiver`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 from engine.transport.callbacks import Callbacks
 from engine.transport.client import DataPlane
 from engine.transport.errors import FrameError, PlaneLost
-from engine.transport.frames import (
-    HEADER_BYTES,
-    Frame,
-    FrameReader,
-    Type,
-    checksum,
-    control_frame,
-    decode_header,
-    encode_frame,
-    encode_header,
-)
+from engine.transport.frames import Frame, Type, control_frame, encode_frame
 from engine.transport.inbound import Inbound
-from engine.transport.incoming import (
-    Aborted,
-    Denied,
-    Handle,
-    Offered,
-    ReceiverEvent,
-    Slot,
-    Verified,
-    Withdrawn,
-)
 from engine.transport.ipc import Message
 from engine.transport.messages import Hello, Key, Manifest, Reason
 from engine.transport.outbound import Peer
-from engine.transport.outgoing import ChunkTask, Ended, Granted, SenderEvent
-from engine.transport.receiver import Receiver
+from engine.transport.outgoing import Ended, Granted, SenderEvent
 from engine.transport.regions import Kind, RangeList, Region
 from engine.transport.sender import Sender
 from engine.transport.settings import Settings
-from harness.chaos.wire import GAP_S, Stream, Wire
+from harness.chaos.connection import Connection, Switch
+from harness.chaos.landing import Landing
+from harness.chaos.sending import Session
+from harness.chaos.wire import Stream
 
-LANES = 3
 #: Between a worker and its plane.
 IPC_S = 0.0002
 TICK_S = 0.1
-WRITE_S = 0.004
 IDLE_SESSION_S = 1.0
-
-
-class Arena:
-    """Memory of one worker (`engine.transport.arena.SharedArena` without a descriptor)."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self.buffer = memoryview(bytearray(size_bytes))
-
-    def views(self, ranges: Any) -> list[memoryview]:
-        buffer = self.buffer
-        return [buffer[offset : offset + length] for offset, length in ranges]
-
-
-class Switch:
-    """Which plane answers at an address now, and the wires between clusters."""
-
-    def __init__(self, wires: Mapping[tuple[str, str], Wire], violate: Callable[[str], None]):
-        self.planes: dict[str, VirtualPlane] = {}
-        self.wires = wires
-        self.violate = violate
-        self.connections: list[Connection] = []
-        self._incarnations = 0
-
-    def incarnation(self) -> int:
-        """Unique in the campaign, and the same in every replay."""
-        self._incarnations += 1
-        return self._incarnations
-
-    def cut_crossing(self) -> None:
-        """Every connection between clusters breaks."""
-        for connection in list(self.connections):
-            if connection.client.plane.cluster != connection.server.cluster:
-                connection.control_up.cut()
-
-    @property
-    def flying(self) -> int:
-        return sum(
-            stream.flying for connection in self.connections for stream in connection.streams()
-        )
-
-
-class Connection:
-    """A control connection and the lanes that came with it, as both ends know them.
-
-    While the wire is down an end that closes is not heard of by the other, which goes on sending
-    into the void until its own deadlines tell it.
-    """
-
-    def __init__(self, client: Session, server: VirtualPlane) -> None:
-        self.client = client
-        self.server = server
-        wires = client.plane.switch.wires
-        here, there = client.plane.cluster, server.cluster
-        self.wire_up, self.wire_down = wires[here, there], wires[there, here]
-        self.control_up = Stream(self.wire_up, self._broken)
-        self.control_down = Stream(self.wire_down, self._broken)
-        self.reader_up, self.reader_down = FrameReader(), FrameReader()
-        self.lanes: dict[int, Stream] = {}
-        self.client_open = self.server_open = True
-        self.heard_s = asyncio.get_running_loop().time()
-
-    def streams(self) -> list[Stream]:
-        return [self.control_up, self.control_down, *self.lanes.values()]
-
-    def _broken(self) -> None:
-        self.close_client("connection reset")
-        self.close_server()
-
-    def close_client(self, why: str) -> None:
-        if not self.client_open:
-            return
-        self.client_open = False
-        self._cut()
-        self.client.disconnected(self, why)
-        if self.wire_up.up:
-            self.close_server()
-        self._forget()
-
-    def close_server(self) -> None:
-        if not self.server_open:
-            return
-        self.server_open = False
-        self._cut()
-        self.server.peer_closed(self)
-        if self.wire_up.up:
-            self.close_client("closed by the peer")
-        self._forget()
-
-    def _cut(self) -> None:
-        for control in (self.control_up, self.control_down):
-            control.on_cut = _nothing
-            control.cut()
-        for lane in list(self.lanes.values()):
-            lane.cut()
-
-    def _forget(self) -> None:
-        if not (self.client_open or self.server_open):
-            connections = self.client.plane.switch.connections
-            if self in connections:
-                connections.remove(self)
-
-
-def _nothing() -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class Lane:
-    """A data connection's sending end; `task` is being read from memory."""
-
-    number: int
-    stream: Stream | None = None
-    task: ChunkTask | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """The sending side of one peer."""
-
-    plane: VirtualPlane
-    peer: Peer
-    sender: Sender
-    used_s: float
-    sources: dict[int, dict[Region, RangeList]] = field(default_factory=dict)
-    connection: Connection | None = None
-    lanes: list[Lane] = field(default_factory=lambda: [Lane(n) for n in range(LANES)])
-    dialling: bool = False
-    dial_after_s: float = 0.0
-
-    def disconnected(self, connection: Connection, why: str) -> None:
-        if self.connection is not connection:
-            return
-        now = self.plane.now
-        self.connection = None
-        self.dial_after_s = now + self.plane.settings.deadlines.redial_s
-        self.sender.trouble = why
-        self.sender.on_disconnected(now)
-        self.plane.wake()
-
-    def dial(self) -> None:
-        """One round trip, or the handshake's deadline where nothing comes back."""
-        plane = self.plane
-        self.dialling = True
-        target = plane.switch.planes.get(self.peer.host)
-        wire = plane.switch.wires[plane.cluster, plane.switch_cluster(self.peer.host)]
-        deadline_s = plane.settings.deadlines.handshake_s
-        reachable = wire.up and target is not None
-        wait_s = 2 * wire.delay_s + 0.0005 if reachable or wire.up else deadline_s
-        plane.loop.call_later(wait_s, self._dialled, wire)
-
-    def _dialled(self, wire: Wire) -> None:
-        plane = self.plane
-        self.dialling = False
-        if plane.dead:
-            return
-        now = plane.now
-        self.dial_after_s = now + plane.settings.deadlines.redial_s
-        target = plane.switch.planes.get(self.peer.host)
-        if target is None or not wire.up or not target.worker_alive():
-            self.sender.trouble = f"{self.peer.host} does not answer"
-        elif (why_not := target.why_not_greeted(self)) is not None:
-            self.sender.fail_all(now, why_not.text, why_not.retryable, refused=True)
-        else:
-            self.connection = connection = Connection(self, target)
-            plane.switch.connections.append(connection)
-            target.accept(self.sender.incarnation, connection)
-            self.sender.on_connected(now, target.settings.incarnation)
-            for lane in self.lanes:
-                plane.loop.call_later(2 * wire.delay_s, self.open_lane, lane, connection)
-        plane.wake()
-
-    # --- lanes -------------------------------------------------------------------------------
-
-    def open_lane(self, lane: Lane, connection: Connection) -> None:
-        if self.connection is not connection or lane.stream is not None:
-            return
-        if not (connection.server_open and connection.wire_up.up):
-            again_s = self.plane.settings.deadlines.redial_s
-            self.plane.loop.call_later(again_s, self.open_lane, lane, connection)
-            return
-
-        def cut() -> None:
-            connection.server.writing_ended(stream)
-            self._lane_cut(lane, connection)
-
-        stream = Stream(connection.wire_up, cut, GAP_S)
-        lane.stream = connection.lanes[lane.number] = stream
-        self.pump(lane)
-
-    def _lane_cut(self, lane: Lane, connection: Connection) -> None:
-        now, task = self.plane.now, lane.task
-        lane.stream = lane.task = None
-        if task is not None:
-            self.sender.chunk_sent(now, task, None, 0)
-        self.sender.lane_down(now, lane.number)
-        again_s = self.plane.settings.deadlines.redial_s
-        self.plane.loop.call_later(again_s, self.open_lane, lane, connection)
-        self.plane.wake()
-
-    def pump(self, lane: Lane) -> None:
-        """Give the lane its next chunk, if it is idle and there is one."""
-        connection, stream = self.connection, lane.stream
-        if connection is None or stream is None or lane.task is not None:
-            return
-        task = self.sender.next_chunk(self.plane.now, lane.number)
-        if task is None:
-            return
-        ranges = self.sources[task.transfer][task.region].slice(task.start, task.size)
-        views = self.plane.arena.views(ranges)
-        body = b"".join(views)
-        digest = checksum([body])
-        data = encode_header(self.sender.data_header(task, len(body), digest)) + body
-        lane.task = task
-
-        def sent() -> None:
-            lane.task = None
-            if b"".join(views) != body:
-                self.plane.switch.violate(
-                    f"source memory: chunk {task.number} of {task.transfer} changed under its lane"
-                )
-            now = self.plane.now
-            self.sender.chunk_sent(now, task, digest, len(data))
-            self.sender.lane_moved(now, lane.number)
-            self.plane.wake()
-            self.pump(lane)
-
-        server = connection.server
-        stream.send(data, lambda arrived: server.on_data(connection, stream, arrived), sent)
 
 
 class VirtualPlane(DataPlane):
@@ -304,17 +55,15 @@ class VirtualPlane(DataPlane):
         self.host = host
         self.cluster = cluster
         self.dead = False
-        self.receiver = Receiver(settings.incarnation, settings.deadlines, settings.limits)
+        self.landing = Landing(arena, settings, self._report, self.wake)
+        self.receiver = self.landing.receiver
         self.sessions: dict[Peer, Session] = {}
         self.wire_bytes = 0
         self._frozen_s: float | None = None
         self._held: list[Message] = []
         self._peers: dict[int, Connection] = {}
-        self._destinations: dict[Handle, dict[Region, RangeList]] = {}
-        self._writing: dict[Stream, Slot] = {}
         self._by_worker: dict[int, tuple[Session, int]] = {}
         self._by_session: dict[tuple[Peer, int], int] = {}
-        self._offers: dict[Handle, Manifest] = {}
         self._woken = False
         self._tick: asyncio.TimerHandle | None = None
         switch.planes[host] = self
@@ -358,7 +107,7 @@ class VirtualPlane(DataPlane):
         """The process is gone with its connections; the worker's side hears that it is lost."""
         if self.dead:
             return
-        self.dead = True
+        self.dead = self.landing.closed = True
         if self.switch.planes.get(self.host) is self:
             del self.switch.planes[self.host]
         if self._tick is not None:
@@ -423,7 +172,7 @@ class VirtualPlane(DataPlane):
                 if connection is not None:
                     self._send_control(connection, frame, up=False)
         while receiver.events:
-            self._on_receiver_event(receiver.events.popleft())
+            self.landing.event(receiver.events.popleft())
         for connection in list(self._peers.values()):
             if now - connection.heard_s > self.settings.deadlines.give_up_s:
                 connection.close_server()
@@ -560,99 +309,16 @@ class VirtualPlane(DataPlane):
         self.wake()
 
     def on_data(self, connection: Connection, stream: Stream, data: bytes) -> None:
-        """A chunk is here: half of it is written now, the rest a moment later."""
-        if self.dead:
-            return
-        try:
-            header = decode_header(data[:HEADER_BYTES])
-            source = connection.client.sender.incarnation
-            if header.type is not Type.DATA or header.source != source:
-                raise FrameError("not a chunk of this peer")
-            slot = self.receiver.begin_chunk(self.now, header)
-        except FrameError:
-            stream.cut()
-            return
-        if slot is None:
-            self.wake()
-            return
-        ranges = self._destinations[slot.handle][slot.region].slice(slot.start, slot.size)
-        views = self.arena.views(ranges)
-        body = data[HEADER_BYTES:]
-        half = len(body) // 2
-        _scatter(views, 0, body[:half])
-        self._writing[stream] = slot
-
-        def written() -> None:
-            if self._writing.pop(stream, None) is None or self.dead:
-                return
-            _scatter(views, half, body[half:])
-            self.receiver.end_chunk(self.now, slot, checksum([b"".join(views)]))
-            self.wake()
-
-        self.loop.call_later(WRITE_S, written)
-
-    def writing_ended(self, stream: Stream) -> None:
-        """The connection broke, perhaps in a chunk."""
-        slot = self._writing.pop(stream, None)
-        if slot is not None and not self.dead:
-            self.receiver.end_chunk(self.now, slot, None)
-            self.wake()
-
-    def _on_receiver_event(self, event: ReceiverEvent) -> None:
-        if isinstance(event, Denied):
-            return
-        message: Message = {"h": list(event.handle), "key": list(event.key)}
-        match event:
-            case Offered():
-                self._offers[event.handle] = event.manifest
-                manifest = event.manifest.to_json()
-                message.update(op="offered", manifest=manifest, identity=event.identity)
-            case Withdrawn():
-                self._offers.pop(event.handle, None)
-                message.update(op="withdrawn", reason=event.reason)
-            case Verified():
-                commit = event.commit
-                message.update(op="verified", identity=event.identity, meta=commit.meta)
-                message.update(first_token=commit.first_token)
-            case Aborted():
-                self._destinations.pop(event.handle, None)
-                message.update(op="aborted", reason=event.reason)
-        self._report(message)
+        self.landing.chunk(connection.client.sender.incarnation, stream, data)
 
     def _op_grant(self, message: Message) -> None:
-        handle = (message["h"][0], message["h"][1])
-        if self._offers.pop(handle, None) is not None:
-            self._destinations[handle] = {
-                Region(layer, Kind(kind)): RangeList(ranges)
-                for layer, kind, ranges in message["destinations"]
-            }
-            if self.receiver.grant(self.now, handle):
-                return
-            del self._destinations[handle]
-        self._report({"op": "aborted", "h": message["h"], "reason": "no longer wanted"})
+        self.landing.grant(message)
 
     def _op_refuse(self, message: Message) -> None:
-        handle = (message["h"][0], message["h"][1])
-        self._offers.pop(handle, None)
-        self.receiver.refuse(handle, message["reason"], message["retryable"])
+        self.landing.refuse(message)
 
     def _op_admit(self, message: Message) -> None:
-        handle = (message["h"][0], message["h"][1])
-        self._destinations.pop(handle, None)
-        self.receiver.admit(handle)
+        self.landing.admit(message)
 
     def _op_reject(self, message: Message) -> None:
-        self.receiver.reject((message["h"][0], message["h"][1]), message["reason"])
-
-
-def _scatter(views: list[memoryview], start: int, data: bytes) -> None:
-    """Write `data` at byte `start` of the string of bytes that `views` are."""
-    at, done = 0, 0
-    for view in views:
-        end = at + len(view)
-        if done < len(data) and start + done < end:
-            inside = start + done - at
-            take = min(len(view) - inside, len(data) - done)
-            view[inside : inside + take] = data[done : done + take]
-            done += take
-        at = end
+        self.landing.reject(message)

@@ -177,6 +177,15 @@ async def _stay_in_both(original: Any, roles: Roles, name: str, role: Any) -> bo
     return converted
 
 
+async def _back_from_the_dead(original: Any, roles: Roles, name: str, role: Any) -> bool:
+    """An instance that dies while it warms up in its new role is offered work."""
+    converted: bool = await original(roles, name, role)
+    pool = (roles._view.prefill if role == "prefill" else roles._view.decode)[roles._cluster]
+    if name in pool.key_of and pool.key_of[name] not in pool.away:
+        pool.set_usable(pool.key_of[name], True)
+    return converted
+
+
 def _settle_late(original: Any, pool: PrefillPool, key: int, now_s: float, error_s: float) -> None:
     """A failed attempt's place in the queue is not given back."""
     if error_s >= 0.0 or pool.queued[key] > 1:
@@ -214,6 +223,7 @@ PLANTED: dict[str, Plant] = {
     "abandon forgotten": _instead(RemoteInstance, "abandon", _nothing),
     "retry counted twice": _instead(Router, "_attempt", _count_twice),
     "converted instance kept in both pools": _instead(Roles, "convert", _stay_in_both),
+    "instance lost in its conversion used": _instead(Roles, "convert", _back_from_the_dead),
     "failed prefill stays in the queue's account": _instead(PrefillPool, "settle", _settle_late),
     "decode settled twice": _instead(DecodePool, "settle", _settle_twice),
 }

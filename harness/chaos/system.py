@@ -7,6 +7,7 @@ and transport are the engine's own (see `worker`, `plane`, `session`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +16,9 @@ from engine.cache.checkpoints import CheckpointPolicy
 from engine.cache.figures import CacheEvent, Group
 from engine.cache.keys import block_keys, keys_of_ids
 from engine.cache.pool import Lease, NeverFits, PoolFull
+from harness.chaos.connection import Switch
 from harness.chaos.content import PAGE_TOKENS, prompt_of
 from harness.chaos.faults import Plan
-from harness.chaos.plane import Switch
 from harness.chaos.session import ControlSession
 from harness.chaos.wire import Books, Odds, Wire
 from harness.chaos.worker import CHECKPOINT_BLOCKS, VirtualWorker
@@ -35,7 +36,7 @@ from harness.view import View
 from results.records import RequestRecord, Status
 from workloads.request import Request
 
-RETRY = RetryRules(max_attempts=4, backoff_s=0.05)
+RETRY = RetryRules(max_attempts=4, backoff_s=0.05, patience_s=4.0)
 THRESHOLD_TOKENS = 16.0
 CONVERSION_S = 0.2
 #: How often cache events are fetched from the workers, and how late a late one is.
@@ -57,16 +58,23 @@ class Work:
 
 
 class Counted:
-    """A policy that counts how often each request was routed: an attempt is a routing."""
+    """A policy that counts how often each request was routed (an attempt is a routing), and shows
+    each choice of instances to `on_choice`."""
 
-    def __init__(self, policy: Policy, calls: dict[int, int]) -> None:
+    def __init__(
+        self, policy: Policy, calls: dict[int, int], on_choice: Callable[[Request, str], None]
+    ) -> None:
         self._policy = policy
         self._calls = calls
+        self._on_choice = on_choice
         self.name = policy.name
 
     def route(self, request: Request, view: View) -> Decision:
         self._calls[request.id] = self._calls.get(request.id, 0) + 1
-        return self._policy.route(request, view)
+        decision = self._policy.route(request, view)
+        self._on_choice(request, view.prefill[decision.prefill_cluster].names[decision.prefill_key])
+        self._on_choice(request, view.decode[decision.decode_cluster].names[decision.decode_key])
+        return decision
 
 
 class WatchedLink:
@@ -107,7 +115,8 @@ class System:
         self.workers: dict[str, VirtualWorker] = {}
         self.remotes: dict[str, RemoteInstance] = {}
         self.sessions: dict[str, ControlSession] = {}
-        self.roles = {spec.name: spec.role for spec in self.specs}
+        self.losses = 0
+        self.conversions = 0
         self.routings: dict[int, int] = {}
         self.in_flight: dict[asyncio.Task[Any], int] = {}
         self.event_odds = (0.0, 0.0, 0.0)
@@ -127,12 +136,12 @@ class System:
         self._new_router()
 
     async def _start_worker(self, spec: InstanceSpec) -> None:
-        plan, name = self.plan, spec.name
+        plan, name, role = self.plan, spec.name, self.role(spec)
         worker = VirtualWorker(
             self.switch,
             name,
             spec.cluster,
-            self.roles[name].value,
+            role.value,
             plan.pages,
             plan.slots,
             self.violate,
@@ -143,13 +152,18 @@ class System:
         address = DataAddress(name, 1, worker.incarnation)
         client: Any = session
         remote = RemoteInstance(spec, client, address, address, self._engine_request, PAGE_TOKENS)
-        remote.role = self.roles[name]
+        remote.role = role
         self.remotes[name] = remote
+
+    def role(self, spec: InstanceSpec) -> Role:
+        """What the control plane believes, and starts a lost worker with."""
+        remote = self.remotes.get(spec.name)
+        return spec.role if remote is None else remote.role
 
     def _new_router(self) -> None:
         """A control plane that knows only which workers there are, and their roles."""
         specs = [
-            InstanceSpec(spec.name, spec.cluster, self.roles[spec.name], spec.profile)
+            InstanceSpec(spec.name, spec.cluster, self.role(spec), spec.profile)
             for spec in self.specs
         ]
         work = {PRFAAS: Work(), PD: Work()}
@@ -160,14 +174,19 @@ class System:
         for spec in specs:
             self.directory.add_instance(spec.name, spec.cluster)
             if spec.name not in self.workers:
-                self._set_usable(spec.name, False)
+                self.view.set_lost(spec.name, True)
         self.view.directory = self.directory
         instances: dict[str, Instance] = self.remotes  # type: ignore[assignment]
         links: dict[tuple[str, str], Link] = self.links  # type: ignore[assignment]
         keeper = LearningKeeper(self.directory, CheckpointPolicy(CHECKPOINT_BLOCKS))
-        policy = Counted(_policy(self.plan.policy), self.routings)
+        policy = Counted(_policy(self.plan.policy), self.routings, self._chosen)
         self.router = Router(policy, self.view, instances, links, RETRY, prefixes=keeper)
         self.role_changes = Roles(self.view, instances, PD, CONVERSION_S)
+
+    def _chosen(self, request: Request, name: str) -> None:
+        """Work for a worker whose death was told is work for nobody."""
+        if name not in self.workers:
+            self.violate(f"routing: request {request.id} was given to {name}, which is lost")
 
     def _wires(self) -> dict[tuple[str, str], Wire]:
         def wire(source: str, sink: str) -> Wire:
@@ -237,18 +256,18 @@ class System:
         worker = self.workers.pop(name, None)
         if worker is None:
             return False
-        self.roles[name] = Role(worker.role)
         worker.crash()
+        self.losses += 1
         self.sessions.pop(name).sever()
         self.remotes[name].mark_lost("killed")
-        self._set_usable(name, False)
+        self.view.set_lost(name, True)
         self.directory.forget(name)
         return True
 
     async def restart(self, name: str) -> None:
         spec = next(spec for spec in self.specs if spec.name == name)
         await self._start_worker(spec)
-        self._set_usable(name, True)
+        self.view.set_lost(name, False)
 
     def pressure(self, name: str, share: float) -> Callable[[], None]:
         """Take pages; returns what gives them back."""
@@ -298,25 +317,30 @@ class System:
 
     def convert(self, name: str) -> None:
         """As the long-term scheduler does, unless it would leave a role without instances."""
-        role, view = self.roles[name], self.view
+        role, view = self.remotes[name].role, self.view
         pool = (view.prefill if role is Role.PREFILL else view.decode).get(PD)
         if PD not in view.prefill or pool is None or name in self._conversions:
             return
         if pool.n_usable() < 2 or name not in pool.key_of or not pool.usable(pool.key_of[name]):
             return
         other = Role.DECODE if role is Role.PREFILL else Role.PREFILL
+        self.conversions += 1
         self._conversions[name] = self._loop.create_task(self._convert(name, other))
 
     async def _convert(self, name: str, role: Role) -> None:
         try:
             converted = await self.role_changes.convert(name, role)
-            if name in self.workers:
-                self.roles[name] = Role(self.workers[name].role)
-            self.tell(
-                f"{name} serves {self.roles[name]}" if converted else f"{name}: not converted"
-            )
+            self.tell(f"{name} serves {role}" if converted else f"{name}: lost in its conversion")
         finally:
             self._conversions.pop(name, None)
+
+    async def turned(self, name: str, until_s: float, after_s: float) -> None:
+        """Returns `after_s` after the worker changed its role, and at `until_s` at the latest."""
+        worker = self.workers.get(name)
+        before = None if worker is None else worker.role
+        while worker is not None and worker.role == before and self._loop.time() < until_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(max(0.0, min(after_s, until_s - self._loop.time())))
 
     def restart_router(self) -> None:
         """All it had in hand ends. A worker left half converted is asked again."""
@@ -326,36 +350,19 @@ class System:
         for task in list(self._conversions.values()):
             task.cancel()
         for name, worker in self.workers.items():
-            self.roles[name] = self.remotes[name].role = Role(worker.role)
+            self.remotes[name].role = Role(worker.role)
         self._new_router()
         for name in list(self._conversions):
             if name in self.workers:
-                self._set_usable(name, False)
+                self.view.leave(PD, name)
                 self._loop.create_task(self._settle_role(name))
 
     async def _settle_role(self, name: str) -> None:
         """Finish what an earlier router began: the worker takes work in the role it has."""
         remote = self.remotes[name]
-        try:
-            await remote.convert(self.roles[name])
-        except ServingError:
-            return
-        if self.remotes[name] is remote:
-            self._set_usable(name, True)
-
-    def _set_usable(self, name: str, usable: bool) -> None:
-        """In the pool of its role, and in no other."""
-        role, view = self.roles[name], self.view
-        cluster = next(spec.cluster for spec in self.specs if spec.name == name)
-        prefill, decode = view.prefill.get(cluster), view.decode.get(cluster)
-        for pool, fits in ((prefill, role is Role.PREFILL), (decode, role is Role.DECODE)):
-            if pool is None:
-                continue
-            if fits and usable and name not in pool.key_of:
-                pool.add(name)
-            elif name in pool.key_of:
-                pool.away.discard(pool.key_of[name])
-                pool.set_usable(pool.key_of[name], usable and fits)
+        with contextlib.suppress(ServingError):
+            await remote.convert(remote.role)
+        self.view.enter(PD, name, self.remotes[name].role)
 
     # --- the end -----------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from engine.worker.media import Direct
 from engine.worker.options import WorkerOptions
 from engine.worker.worker import Worker
 from harness.chaos.clock import Device
+from harness.chaos.connection import Switch
 from harness.chaos.content import (
     MODEL,
     PAGE_TOKENS,
@@ -33,7 +34,8 @@ from harness.chaos.content import (
     describe,
     layout_of,
 )
-from harness.chaos.plane import Arena, Switch, VirtualPlane
+from harness.chaos.memory import Arena
+from harness.chaos.plane import VirtualPlane
 
 #: Work of a step: `STEP_S`, and so much a prompt token.
 STEP_S = 0.01

@@ -47,6 +47,12 @@ class Fleet(Protocol):
         """Fetches a prefix from another cluster; None where that is not possible."""
         ...
 
+    @property
+    def patience_s(self) -> float:
+        """How long a request may wait for lost instances to come back when no other can take it,
+        loop seconds; 0 where nobody starts them again."""
+        ...
+
     def facts(self) -> dict[str, Any]:
         """What really ran, for the summary: link backend, model, versions, start-up time."""
         ...

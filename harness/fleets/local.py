@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,7 @@ from workloads.scaling import TokenScale
 
 START_TIMEOUT_S = 30.0
 POLL_S = 0.02
-#: A healthy worker answers in milliseconds; on a busy host in tenths of a second.
-HEARTBEAT_S, SILENCE_S = 0.5, 3.0
+HEARTBEAT_S = 0.5
 #: Admission to a paced decode batch is possible this many times a (scaled) step.
 DECODE_PHASES = 32
 #: TCP connections between two workers: the scaled link is slow, and each costs a thread.
@@ -153,6 +153,7 @@ class LocalFleet:
         self.verify = self._verify
         self.prefixes: PrefixKeeper | None = None
         self.copier = None
+        self.patience_s = 0.0
         self._owner = owner
         self._configuration = configuration
         self._folder = folder
@@ -182,6 +183,9 @@ class LocalFleet:
             {pair: link.signals for pair, link in self.links.items()},
         )
         self.view.byte_scale = scale.byte_scale
+        for each in self._workers.values():
+            if each.exit_status is not None:
+                self.view.set_lost(each.spec.name, True)
         self.prefixes = self._directory(specs)
         self._watchers = [
             asyncio.ensure_future(self._watch(each))
@@ -231,19 +235,12 @@ class LocalFleet:
             directory.forget(name)
         self._watchers = [watcher for watcher in self._watchers if not watcher.done()]
         self._watchers.append(asyncio.ensure_future(self._watch(self._remote(name))))
-        self._set_usable(self._remote(name), True)
+        self.view.set_lost(name, False)
 
     def _remote(self, name: str) -> RemoteInstance:
         instance = self.instances[name]
         assert isinstance(instance, RemoteInstance)
         return instance
-
-    def _set_usable(self, instance: RemoteInstance, usable: bool) -> None:
-        spec = instance.spec
-        pools = self.view.prefill if instance.role is Role.PREFILL else self.view.decode
-        pool = pools.get(spec.cluster)
-        if pool is not None and spec.name in pool.key_of:
-            pool.set_usable(pool.key_of[spec.name], usable)
 
     def facts(self) -> dict[str, Any]:
         remote = [each for each in self.instances.values() if isinstance(each, RemoteInstance)]
@@ -282,8 +279,7 @@ class LocalFleet:
         """A worker that is stopped, not dead, answers nothing and ends nothing: it is lost too."""
         while not instance.lost:
             await asyncio.sleep(HEARTBEAT_S)
-            if not await instance.alive(SILENCE_S):
-                self._lost(instance.spec, f"no answer within {SILENCE_S:g} s")
+            await instance.look()
 
     def _page_tokens(self) -> int:
         emulate = self._owner.experiment.emulate
@@ -318,7 +314,13 @@ class LocalFleet:
             host, port = await self._shaped.expose(PD, local.host, local.port)
             across = DataAddress(host, port, local.incarnation)
         self.instances[spec.name] = RemoteInstance(
-            spec, worker.session, local, across, self._engine_request, self._page_tokens()
+            spec,
+            worker.session,
+            local,
+            across,
+            self._engine_request,
+            self._page_tokens(),
+            partial(self._lost, spec),
         )
 
     def _argv(self, spec: InstanceSpec, socket: Path, data_port: int) -> list[str]:
@@ -369,9 +371,10 @@ class LocalFleet:
         return ids.tolist(), scaled.output_tokens
 
     def _lost(self, spec: InstanceSpec, why: str) -> None:
-        """A worker's process ended: fail what it had in hand and route around it."""
+        """A worker ended or fell silent: fail what it had in hand and route around it. Once for
+        each of its lives."""
         instance = self.instances.get(spec.name)
-        if self._closing or not isinstance(instance, RemoteInstance):
+        if self._closing or not isinstance(instance, RemoteInstance) or instance.lost:
             return
         instance.mark_lost(why)
-        self._set_usable(instance, False)
+        self.view.set_lost(spec.name, True)

@@ -17,19 +17,21 @@ from harness.links.copying import fluid_copy
 from harness.links.fluid import FlowLimits, FluidLink, LinkState
 from harness.links.shape import GOODPUT_SHARE, Shape
 from harness.links.spec import LinkSpec
-from harness.ports import InstanceSpec, Role
+from harness.ports import InstanceSpec
 from harness.prefixes import PoolKeeper
 from harness.profiles import load_profile
 from harness.profiles.profile import Profile
+from harness.router import PrefixCopy
 from harness.scale import UNSCALED, Scale
 from harness.topology import PD, PRFAAS, build_view, instance_specs
-from harness.view import DecodePool, PrefillPool, View
+from harness.view import View
 
 
 class ModelledFleet:
     """Implements harness.fleets.Fleet. Nothing is scaled: loop seconds are modelled seconds."""
 
     scale: Scale = UNSCALED
+    patience_s = 0.0
 
     def __init__(
         self,
@@ -55,9 +57,10 @@ class ModelledFleet:
             "queue_discipline": self._discipline,
         }
 
-    async def _copy_prefix(self, source: str, sink: str, n_bytes: float) -> None:
-        """Move cached bytes from a cluster to another. Raises TransferFailed."""
-        await fluid_copy(self.links[source, sink], n_bytes)
+    async def _copy_prefix(self, copy: PrefixCopy) -> int:
+        """Raises TransferFailed."""
+        await fluid_copy(self.links[copy.source, copy.sink.spec.cluster], copy.n_bytes)
+        return round(copy.n_bytes)
 
     async def close(self) -> None:
         """Nothing was started that outlives the loop."""
@@ -93,10 +96,7 @@ def build_fleet(
     keeper = None if cache is None or not cache.enabled else _keeper(cache, specs, view)
 
     def serving(spec: InstanceSpec, usable: bool) -> None:
-        pools: Mapping[str, PrefillPool | DecodePool]
-        pools = view.prefill if instances[spec.name].role is Role.PREFILL else view.decode
-        pool = pools[spec.cluster]
-        pool.set_usable(pool.key_of[spec.name], usable)
+        view.set_lost(spec.name, not usable)
 
     instances = {
         spec.name: ModelledInstance(

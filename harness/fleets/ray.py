@@ -14,38 +14,42 @@ import json
 import ssl
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from engine.transport.security import Security, client_context
-from harness.directory import PrefixDirectory
 from harness.errors import BadInput, NotReady
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.local import (
     LANES,
     ORACLE,
     PAGES,
-    POLL_S,
     SLOTS,
     LocalFleet,
     LocalFleets,
     pacing_of,
 )
 from harness.instances.remote import DataAddress, RemoteInstance
-from harness.ports import InstanceSpec, Role
+from harness.ports import InstanceLost, InstanceSpec, Role
 from harness.ray.cluster import check_offers, join
 from harness.ray.host import Place, WorkerHost
 from harness.ray.link import DirectLink
 from harness.topology import PD, PRFAAS, build_view, instance_specs
+from workloads.request import Request
 
 #: Importing torch on a busy host, behind the placement of the actor.
 PLACE_TIMEOUT_S = 120.0
 READY_TIMEOUT_S = 180.0
+#: A worker that stood on a node that is gone starts again elsewhere in a fraction of this.
+PATIENCE_S = 180.0
 #: Between tries to start a lost worker again.
 RETRY_S = 0.5
 SAMPLE_S = 0.5
+#: Between looks at a worker that starts: importing torch takes seconds.
+POLL_S = 0.25
 #: Name of the driver's own identity in a directory of `prfaas certs`.
 DRIVER = "driver"
 
@@ -99,6 +103,7 @@ class _Host:
     actor: Any
     session: aiohttp.ClientSession
     place: Place
+    #: To the other cluster.
     sent_bytes: int = 0
 
 
@@ -112,8 +117,9 @@ class RayFleet(LocalFleet):
         self._options = owner.options
         self._ray = owner.ray
         self._hosts: dict[str, _Host] = {}
-        self._sent_before = 0
+        self._sent_before = {PRFAAS: 0, PD: 0}
         self._restarts = 0
+        self.patience_s = PATIENCE_S
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -131,7 +137,8 @@ class RayFleet(LocalFleet):
             link = experiment.link.scaled(scale.byte_scale / scale.time_scale, scale.time_scale)
             rate_bps, rtt_s = link.rate_gbps * 1e9, link.rtt_ms / 1e3
             self.links = {
-                (PRFAAS, PD): DirectLink(PRFAAS, PD, rate_bps, rtt_s, self._crossed_bytes)
+                ends: DirectLink(*ends, rate_bps, rtt_s, partial(self._crossed_bytes, ends[0]))
+                for ends in ((PRFAAS, PD), (PD, PRFAAS))
             }
         self.view = build_view(
             specs,
@@ -152,6 +159,7 @@ class RayFleet(LocalFleet):
         for task in (*self._watchers, *self._tasks):
             task.cancel()
         await asyncio.gather(*self._watchers, *self._tasks, return_exceptions=True)
+        await self._close_prefixes()
         hosts, self._hosts = self._hosts, {}
         await asyncio.gather(*(self._end(host) for host in hosts.values()))
 
@@ -160,15 +168,15 @@ class RayFleet(LocalFleet):
         host, instance = self._hosts[name], self._remote(name)
         assert instance.lost
         await self._end(host)
-        self._sent_before += host.sent_bytes if host.spec.cluster == PRFAAS else 0
+        self._sent_before[host.spec.cluster] += host.sent_bytes
         host.sent_bytes = 0
         await self._spawn(replace(host.spec, role=instance.role))
         self._restarts += 1
-        if isinstance(self.view.directory, PrefixDirectory) and name != ORACLE:
-            self.view.directory.forget(name)
+        if self._keeper is not None and name != ORACLE:
+            self._keeper.forget(name)
         self._watchers = [watcher for watcher in self._watchers if not watcher.done()]
         self._watchers.append(asyncio.ensure_future(self._watch(self._remote(name))))
-        self._set_usable(self._remote(name), True)
+        self.view.set_lost(name, False)
 
     def place(self, name: str) -> Place:
         """Where a worker stands now."""
@@ -220,7 +228,13 @@ class RayFleet(LocalFleet):
         data = health["data"]
         address = DataAddress(data["host"], data["port"], health["incarnation"])
         self.instances[spec.name] = RemoteInstance(
-            spec, session, address, address, self._engine_request, self._page_tokens()
+            spec,
+            session,
+            address,
+            address,
+            self._engine_request,
+            self._page_tokens(),
+            partial(self._lost, spec),
         )
 
     def _start_words(self, spec: InstanceSpec) -> tuple[dict[str, str], list[str], dict[str, str]]:
@@ -241,6 +255,7 @@ class RayFleet(LocalFleet):
             "page-tokens": str(emulate.page_tokens),
             "pages": str(PAGES),
             "slots": str(SLOTS),
+            "checkpoint-interval": str(experiment.cache.interval_blocks),
             "pacing": "none" if oracle else "file:pacing.json",
             "lanes": str(LANES),
         }
@@ -310,10 +325,23 @@ class RayFleet(LocalFleet):
 
     # --- watching ----------------------------------------------------------------------------
 
+    async def _verify(self, request: Request, token_ids: list[int]) -> bool:
+        """As the local fleet's; an engine that is lost meanwhile is waited for. Raises
+        InstanceLost when it does not come back."""
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await super()._verify(request, token_ids)
+            except InstanceLost:
+                if time.monotonic() > until_s:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
     def _lost(self, spec: InstanceSpec, why: str) -> None:
+        if self._closing or self._remote(spec.name).lost:
+            return
         super()._lost(spec, why)
-        if not self._closing:
-            self._keep(self._supervise(spec.name))
+        self._keep(self._supervise(spec.name))
 
     async def _supervise(self, name: str) -> None:
         """Start a lost worker again, as often as it takes."""
@@ -328,16 +356,20 @@ class RayFleet(LocalFleet):
             await asyncio.sleep(SAMPLE_S)
             for name, host in list(self._hosts.items()):
                 remote = self._remote(name)
-                if host.spec.cluster == PRFAAS and not remote.lost:
+                if not remote.lost:
                     with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-                        host.sent_bytes = (await remote.stats())["sent_bytes"]
+                        stats = await remote.stats()
+                        crossed = stats if host.spec.cluster == PRFAAS else stats["prefixes"]
+                        host.sent_bytes = crossed["sent_bytes"]
             for link in self.links.values():
                 assert isinstance(link, DirectLink)
                 link.sample()
 
-    def _crossed_bytes(self) -> int:
-        return self._sent_before + sum(
-            host.sent_bytes for host in self._hosts.values() if host.spec.cluster == PRFAAS
+    def _crossed_bytes(self, cluster: str) -> int:
+        """What the workers of `cluster` sent to the other one: caches go to decode, which is in one
+        cluster, and prefixes either way."""
+        return self._sent_before[cluster] + sum(
+            host.sent_bytes for host in self._hosts.values() if host.spec.cluster == cluster
         )
 
     def _keep(self, work: Any) -> None:

@@ -34,6 +34,8 @@ EngineRequest = Callable[[Request], tuple[list[int], int]]
 
 #: No answer from a worker's control socket within this time means that it is lost.
 CONTROL_TIMEOUT_S = 5.0
+#: A healthy worker answers in milliseconds; on a busy host in tenths of a second.
+SILENCE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,13 @@ class DataAddress:
     incarnation: int
 
 
+class PrefixGone(TransferFailed):
+    """The worker no longer holds the prefix that it was to send."""
+
+
 def _failure(instance: str, kind: str, message: str) -> ServingError:
+    if kind == "unknown_prefix":
+        return PrefixGone(f"{instance}: {message}")
     if kind == "rejected":
         return RequestRejected(f"{instance}: {message}")
     if kind in ("transfer_failed", "unknown_request"):
@@ -64,8 +72,10 @@ class RemoteInstance:
         across_link: DataAddress | None,
         engine_request: EngineRequest,
         page_tokens: int,
+        on_silent: Callable[[str], None] | None = None,
     ) -> None:
-        """`page_tokens` is a cache page of the worker in tokens of the modelled system."""
+        """`page_tokens` is a cache page of the worker in tokens of the modelled system; `on_silent`
+        hears why the worker is taken to be lost, and calls `mark_lost`."""
         self.spec = spec
         self.role = spec.role
         self.local_data = local_data
@@ -75,6 +85,7 @@ class RemoteInstance:
         self._session = session
         self._engine_request = engine_request
         self._page_tokens = page_tokens
+        self._on_silent = on_silent
         self._loop = asyncio.get_running_loop()
         self._abandoning: set[asyncio.Task[None]] = set()
         self._lost: asyncio.Future[str] = self._loop.create_future()
@@ -104,7 +115,11 @@ class RemoteInstance:
                 "incarnation": address.incarnation,
             },
         }
-        reply = await self._guard(self._post("/prefill", body))
+        try:
+            reply = await self._guard(self._post("/prefill", body))
+        except TransferFailed:
+            await destination.look()
+            raise
         self.paced_jobs += 1
         self.overruns += bool(reply["overrun"])
         return PrefillDone(
@@ -115,6 +130,42 @@ class RemoteInstance:
             first_token=reply["first_token"],
             cached_tokens=reply["cached_tokens"],
         )
+
+    async def send_prefix(
+        self, request: Request, attempt: int, tokens: int, held_tokens: int, sink: RemoteInstance
+    ) -> int:
+        """Copy the first `tokens` of the prompt, cached here, to `sink` in the other cluster, which
+        is thought to hold `held_tokens` of them. Returns the bytes that crossed the link. Raises
+        PrefixGone and other ServingErrors.
+        """
+        address = sink.across_link
+        if address is None:
+            raise TransferFailed(f"{sink.spec.name} cannot be reached across the link")
+        prompt, _ = self._engine_request(request)
+        body = {
+            "request_id": str(request.id),
+            "attempt": attempt,
+            "prompt": prompt,
+            "pages": tokens // self._page_tokens,
+            "held_pages": held_tokens // self._page_tokens,
+            "tenant": request.tenant,
+            "destination": {
+                "host": address.host,
+                "port": address.port,
+                "incarnation": address.incarnation,
+            },
+        }
+        reply = await self._guard(self._post("/prefix", body))
+        return int(reply["wire_bytes"])
+
+    async def cache_events(self) -> list[list[Any]]:
+        """What appeared in the worker's cache and went since the last call. Raises ClientError,
+        TimeoutError."""
+        async with self._session.get(
+            "/cache-events", timeout=_timeout(CONTROL_TIMEOUT_S)
+        ) as response:
+            events: list[list[Any]] = await response.json()
+            return events
 
     async def decode(self, job: DecodeJob) -> DecodeDone:
         return await self._guard(self._decode(job.request, job.attempt))
@@ -141,6 +192,14 @@ class RemoteInstance:
     async def convert(self, role: Role) -> None:
         await self._guard(self._post("/convert", {"role": role.value}, timeout_s=None))
         self.role = role
+
+    async def look(self) -> None:
+        """Something went wrong on the way here: is the worker still there? When this returns, one
+        that is not is known to be lost, and nobody is sent there again."""
+        if self.lost or self._on_silent is None or await self.alive(SILENCE_S):
+            return
+        if not self.lost:  # a life that has ended meanwhile says nothing of the next one
+            self._on_silent(f"no answer within {SILENCE_S:g} s")
 
     async def alive(self, timeout_s: float) -> bool:
         """Whether the worker answers at all within `timeout_s`."""
@@ -181,6 +240,7 @@ class RemoteInstance:
                     raise _failure(self.spec.name, reply["error"], reply["message"])
                 return reply
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            await self.look()
             raise InstanceLost(self.spec.name, f"{type(error).__name__} at {path}") from error
 
     def _prompt_body(self, request: Request, attempt: int, prompt: list[int]) -> dict[str, Any]:
@@ -227,6 +287,7 @@ class RemoteInstance:
                     else:
                         raise _failure(self.spec.name, event["error"], event["message"])
         except (aiohttp.ClientError, ConnectionError) as error:
+            await self.look()
             raise InstanceLost(self.spec.name, f"{type(error).__name__} while decoding") from error
         if not finished or len(token_ids) != n_tokens:
             raise InstanceLost(

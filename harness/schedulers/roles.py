@@ -36,22 +36,19 @@ class Roles:
         return pool.names[pool.least()] if pool.n_usable() > 1 else None
 
     async def convert(self, name: str, role: Role) -> bool:
-        """Whether `name` now serves `role`. When it is lost on the way it stays out of both pools
-        until whoever watches it says that it is back."""
-        prefill, decode = self._view.prefill[self._cluster], self._view.decode[self._cluster]
-        source, sink = (decode, prefill) if role is Role.PREFILL else (prefill, decode)
-        source.set_usable(source.key_of[name], False)
-        source.away.add(source.key_of[name])
+        """Whether `name` now serves `role`. When it is lost on the way it takes no work until
+        whoever watches it says that it is back, in the role that it had reached."""
+        view, instance = self._view, self._instances[name]
+        view.leave(self._cluster, name)
         try:
-            await self._instances[name].convert(role)
-            await asyncio.sleep(self._conversion_s)
+            await instance.convert(role)
         except ServingError:
-            source.away.discard(source.key_of[name])
+            view.enter(self._cluster, name, _other(role))
             return False
-        key = sink.key_of.get(name)
-        if key is None:
-            sink.add(name)
-        else:
-            sink.away.discard(key)
-            sink.set_usable(key, True)
-        return True
+        await asyncio.sleep(self._conversion_s)
+        view.enter(self._cluster, name, role)
+        return name not in view.lost
+
+
+def _other(role: Role) -> Role:
+    return Role.DECODE if role is Role.PREFILL else Role.PREFILL

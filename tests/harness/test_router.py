@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from harness import clock
 from harness.policies.base import Decision, NoRoute
 from harness.ports import (
     DecodeDone,
@@ -167,3 +168,81 @@ async def test_cancellation_releases_the_accounting() -> None:
     assert (record.status, record.failure) == (Status.FAILED, "cancelled")
     assert instances["pd-0"].abandoned == [(1, 1)]
     assert_idle(view)
+
+
+class Dying(FakeInstance):
+    """Dies under each request, and the view hears of it; is back after `down_s`, if that is
+    said."""
+
+    def __init__(self, spec: InstanceSpec, view: View, down_s: float | None = None) -> None:
+        super().__init__(spec)
+        self.view, self.down_s, self.deaths = view, down_s, 0
+
+    async def prefill(self, job: PrefillJob) -> PrefillDone:
+        self.deaths += 1
+        self.view.set_lost(self.spec.name, True)
+        if self.down_s is not None:
+            asyncio.get_running_loop().call_later(
+                self.down_s, self.view.set_lost, self.spec.name, False
+            )
+        raise InstanceLost(self.spec.name, "died")
+
+
+def dying(n_prefill: int, rules: RetryRules, down_s: float | None = None, good: int = 0) -> Router:
+    """`n_prefill` instances that die under their work, chosen before `good` ones that do not."""
+    specs = [InstanceSpec(f"pd-{i}", "pd", Role.PREFILL, "p") for i in range(n_prefill + good)]
+    decode = InstanceSpec("pd-d", "pd", Role.DECODE, "p")
+    view = build_view([*specs, decode], {"pd": Work()}, {})
+    instances = {spec.name: Dying(spec, view, down_s) for spec in specs[:n_prefill]}
+    instances |= {spec.name: FakeInstance(spec) for spec in [*specs[n_prefill:], decode]}
+    return Router(LeastWait(), view, instances, {}, rules)
+
+
+async def test_an_attempt_whose_instance_is_lost_does_not_count() -> None:
+    record = await serve(dying(5, RetryRules(2, 0.001), good=1))
+    assert (record.status, record.attempts) == (Status.SUCCEEDED, 6)
+
+
+async def test_a_failure_that_is_nobodys_death_counts_among_deaths() -> None:
+    router = dying(3, RetryRules(2, 0.001), good=1)
+    good = router._instances["pd-3"]
+    good.failures, good.error = 99, InstanceLost("pd-3", "draining")
+    record = await serve(router)
+    assert (record.status, record.attempts) == (Status.FAILED, 5)
+    assert record.failure == "InstanceLost: pd-3: draining"
+
+
+async def test_without_patience_nobody_waits_for_the_lost() -> None:
+    record = await serve(dying(1, RetryRules(3, 0.001), down_s=0.05))
+    assert (record.status, record.failure) == (Status.FAILED, "NoRoute: no usable instance")
+    assert record.attempts == 4
+
+
+def test_a_lost_instance_is_waited_for_as_long_as_patience_lasts() -> None:
+    async def scenario() -> None:
+        router = dying(1, RetryRules(1, 0.001, patience_s=0.5), down_s=0.1)
+        record = await serve(router)
+        assert (record.status, record.failure) == (Status.FAILED, "NoRoute: no usable instance")
+        # It dies at once, and then whenever it is back: about every 0.1 s.
+        deaths = router._instances["pd-0"].deaths
+        assert deaths == 6 and record.attempts == 2 * deaths + 1
+        assert 0.5 <= asyncio.get_running_loop().time() < 0.6
+
+    clock.run(scenario())
+
+
+def test_the_lost_are_waited_for_and_then_serve() -> None:
+    async def scenario() -> None:
+        router = dying(1, RetryRules(1, 0.001, patience_s=5.0), down_s=0.02)
+
+        async def heal() -> None:
+            await asyncio.sleep(0.01)
+            router._instances["pd-0"] = FakeInstance(SPECS[0])
+
+        healing = asyncio.ensure_future(heal())
+        record = await serve(router)
+        await healing
+        assert record.status is Status.SUCCEEDED
+        assert record.attempts == 3  # died, found nobody, served
+
+    clock.run(scenario())

@@ -37,7 +37,7 @@ def test_every_kind_of_fault_is_drawn():
     drawn = {type(fault) for seed in range(200) for fault in faults.draw(seed).faults}
     kinds = {faults.Crash, faults.Slow, faults.Pause, faults.Pressure, faults.Outage, faults.Flap}
     kinds |= {faults.Collapse, faults.Loss, faults.Noise, faults.DirectoryNoise, faults.Cancel}
-    kinds |= {faults.Convert, faults.RouterRestart, faults.Burst}
+    kinds |= {faults.Convert, faults.CrashInConversion, faults.RouterRestart, faults.Burst}
     assert drawn == kinds
 
 
@@ -61,6 +61,7 @@ def test_at_least_twelve_bugs_can_be_planted():
         ("retry counted twice", "attempts are counted"),
         ("lost acknowledgement ignored", "progress"),
         ("directory trusted blindly", "wrong cache"),
+        ("instance lost in its conversion used", "routing"),
     ],
 )
 def test_a_planted_bug_is_noticed(name, noticed_by):
@@ -74,7 +75,7 @@ def test_a_planted_bug_is_noticed(name, noticed_by):
 
 def test_shrinking_keeps_the_breach_and_drops_what_has_no_part_in_it():
     with planted("lost acknowledgement ignored"):
-        outcome = run_seed(8)
+        outcome = run_seed(12)
         small = shrink(outcome)
     assert small.broke(outcome.violations[0].name)
     assert len(small.plan.faults) == 1
@@ -83,5 +84,5 @@ def test_shrinking_keeps_the_breach_and_drops_what_has_no_part_in_it():
 
 def test_a_plan_without_its_fault_holds():
     with planted("lost acknowledgement ignored"):
-        plan = replace(faults.draw(8), faults=())
+        plan = replace(faults.draw(12), faults=())
         assert run_plan(plan).violations == []

@@ -1,0 +1,145 @@
+"""The receiving side of a plane: offers, the memory that was granted, chunks being written.
+
+Follows `engine.transport.inbound`; all decisions are `Receiver`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from engine.transport.errors import FrameError
+from engine.transport.frames import HEADER_BYTES, Type, checksum, decode_header
+from engine.transport.incoming import (
+    Aborted,
+    Denied,
+    Handle,
+    Offered,
+    ReceiverEvent,
+    Slot,
+    Verified,
+    Withdrawn,
+)
+from engine.transport.ipc import Message
+from engine.transport.messages import Manifest
+from engine.transport.receiver import Receiver
+from engine.transport.regions import Kind, RangeList, Region
+from engine.transport.settings import Settings
+from harness.chaos.memory import Arena, scatter
+from harness.chaos.wire import Stream
+
+#: Between the two halves of a chunk that are written.
+WRITE_S = 0.004
+
+
+class Landing:
+    """`report` tells the worker, `wake` makes the plane look at what changed."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        settings: Settings,
+        report: Callable[[Message], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.receiver = Receiver(settings.incarnation, settings.deadlines, settings.limits)
+        self.destinations: dict[Handle, dict[Region, RangeList]] = {}
+        self.closed = False
+        self._arena = arena
+        self._report = report
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._offers: dict[Handle, Manifest] = {}
+        self._writing: dict[Stream, Slot] = {}
+
+    # --- chunks ------------------------------------------------------------------------------
+
+    def chunk(self, source: int, stream: Stream, data: bytes) -> None:
+        """A chunk of peer `source` is here: half of it is written now, the rest a moment later."""
+        if self.closed:
+            return
+        try:
+            header = decode_header(data[:HEADER_BYTES])
+            if header.type is not Type.DATA or header.source != source:
+                raise FrameError("not a chunk of this peer")
+            slot = self.receiver.begin_chunk(self._loop.time(), header)
+        except FrameError:
+            stream.cut()
+            return
+        if slot is None:
+            self._wake()
+            return
+        ranges = self.destinations[slot.handle][slot.region].slice(slot.start, slot.size)
+        views = self._arena.views(ranges)
+        body = data[HEADER_BYTES:]
+        half = len(body) // 2
+        scatter(views, 0, body[:half])
+        self._writing[stream] = slot
+
+        def written() -> None:
+            if self._writing.pop(stream, None) is None or self.closed:
+                return
+            scatter(views, half, body[half:])
+            self.receiver.end_chunk(self._loop.time(), slot, checksum([b"".join(views)]))
+            self._wake()
+
+        self._loop.call_later(WRITE_S, written)
+
+    def writing_ended(self, stream: Stream) -> None:
+        """The connection broke, perhaps in a chunk."""
+        slot = self._writing.pop(stream, None)
+        if slot is not None and not self.closed:
+            self.receiver.end_chunk(self._loop.time(), slot, None)
+            self._wake()
+
+    # --- what the worker hears and says ------------------------------------------------------
+
+    def event(self, event: ReceiverEvent) -> None:
+        if isinstance(event, Denied):
+            return
+        message: Message = {"h": list(event.handle), "key": list(event.key)}
+        match event:
+            case Offered():
+                self._offers[event.handle] = event.manifest
+                manifest = event.manifest.to_json()
+                message.update(op="offered", manifest=manifest, identity=event.identity)
+            case Withdrawn():
+                self._offers.pop(event.handle, None)
+                message.update(op="withdrawn", reason=event.reason)
+            case Verified():
+                commit = event.commit
+                message.update(op="verified", identity=event.identity, meta=commit.meta)
+                message.update(first_token=commit.first_token)
+            case Aborted():
+                self.destinations.pop(event.handle, None)
+                message.update(op="aborted", reason=event.reason)
+        self._report(message)
+
+    def grant(self, message: Message) -> None:
+        handle = _handle(message)
+        if self._offers.pop(handle, None) is not None:
+            self.destinations[handle] = {
+                Region(layer, Kind(kind)): RangeList(ranges)
+                for layer, kind, ranges in message["destinations"]
+            }
+            if self.receiver.grant(self._loop.time(), handle):
+                return
+            del self.destinations[handle]
+        self._report({"op": "aborted", "h": message["h"], "reason": "no longer wanted"})
+
+    def refuse(self, message: Message) -> None:
+        handle = _handle(message)
+        self._offers.pop(handle, None)
+        self.receiver.refuse(handle, message["reason"], message["retryable"])
+
+    def admit(self, message: Message) -> None:
+        handle = _handle(message)
+        self.destinations.pop(handle, None)
+        self.receiver.admit(handle)
+
+    def reject(self, message: Message) -> None:
+        self.receiver.reject(_handle(message), message["reason"])
+
+
+def _handle(message: Message) -> Handle:
+    return message["h"][0], message["h"][1]
