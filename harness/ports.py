@@ -142,7 +142,12 @@ class Instance(Protocol):
 
 @dataclass(slots=True)
 class LinkSignals:
-    """What the control plane has *measured* of one direction of a link."""
+    """What the control plane has *measured* of one direction of a link.
+
+    backlog_bytes: waiting for the link, at the senders or in its queue. verdict: free, busy,
+    saturated, lossy or receiver-limited. The last five are of the TCP connections across it, as
+    `results.rows.LinkRow` has them; None where nobody reads TCP_INFO.
+    """
 
     sampled_s: float = 0.0
     rate_bps: float = 0.0
@@ -153,6 +158,11 @@ class LinkSignals:
     min_rtt_s: float = 0.0
     loss: float = 0.0
     verdict: str = "free"
+    connections: int | None = None
+    goodput_bps: float | None = None
+    retransmits: int | None = None
+    rwnd_limited: float | None = None
+    sndbuf_limited: float | None = None
 
 
 class Link(Protocol):

@@ -61,6 +61,11 @@ async def sample(
                     signals.min_rtt_s,
                     signals.loss,
                     signals.verdict,
+                    signals.connections,
+                    signals.goodput_bps,
+                    signals.retransmits,
+                    signals.rwnd_limited,
+                    signals.sndbuf_limited,
                 )
             )
         if look % INSTANCES_EVERY == 0:

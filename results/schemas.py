@@ -124,7 +124,7 @@ LINKS = pa.schema(
         _field("connections", pa.int32(), "count", "TCP connections that TCP_INFO was read of"),
         _field("goodput_bps", pa.float64(), "bit/s", "acknowledged by the receivers' TCP, all "
                "connections; null: TCP_INFO was not read"),
-        _field("retransmits", pa.int64(), "count", "segments sent again in the interval"),
+        _field("retransmits", pa.int64(), "count", "counter: segments sent again since up"),
         _field("rwnd_limited", pa.float64(), "share", "of the interval spent waiting for the "
                "receiver's window"),
         _field("sndbuf_limited", pa.float64(), "share", "of the interval spent waiting for the "

@@ -139,9 +139,12 @@ class SendLane(threading.Thread):
                     sent.append((task, digest, HEADER_BYTES + body_bytes))
                 send_views(sock, pieces)
             except BaseException:
+                # Whatever of them left may have arrived, so what was hashed must be known.
+                digests = {(task.transfer, task.number): digest for task, digest, _ in sent}
                 with state.changed:
                     for task in tasks:
-                        sender.chunk_sent(time.monotonic(), task, None, 0)
+                        digest = digests.get((task.transfer, task.number))
+                        sender.chunk_sent(time.monotonic(), task, digest, 0)
                     self._wake()
                 raise
 

@@ -98,9 +98,15 @@ class Plane:
                 session.state.sender.active for session in self._sessions.values()
             )
             tick_s = self._settings.sample_s if active else IDLE_TICK_S
-            for key, _ in self._selector.select(tick_s):
-                key.data(key.fileobj)
+            for key, events in self._selector.select(tick_s):
+                if events & selectors.EVENT_WRITE and isinstance(key.fileobj, Pipe):
+                    # A broken connection is found by reading it.
+                    with contextlib.suppress(OSError):
+                        key.fileobj.flush()
+                if events & selectors.EVENT_READ:
+                    key.data(key.fileobj)
             self._service()
+            self._watch_unsent()
 
     def close(self) -> None:
         for session in self._sessions.values():
@@ -164,14 +170,18 @@ class Plane:
         self._registered.add(control)
         self._selector.register(control, selectors.EVENT_READ, handler)
 
+    def _watch_unsent(self) -> None:
+        """What did not fit into a socket goes out as soon as there is room, not at the next tick:
+        an offer of many regions is larger than a fresh connection's buffer."""
+        for pipe in (self._worker, *self._registered):
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if pipe.wants_write else 0)
+            key = self._selector.get_key(pipe)
+            if key.events != events:
+                self._selector.modify(pipe, events, key.data)
+
     def _service(self) -> None:
         now = time.monotonic()
         alive = self._worker_alive()
-        if self._worker.wants_write:
-            try:
-                self._worker.flush()
-            except OSError as error:
-                raise WorkerGone from error
         for control in self._inbound.fresh_controls():
             self._register(control, self._on_inbound)
         events, ended = self._inbound.service(now)

@@ -172,7 +172,9 @@ class Sender:
     def chunk_sent(
         self, now: float, task: ChunkTask, checksum: int | None, wire_bytes: int
     ) -> None:
-        """A lane no longer reads the chunk's memory. `checksum` None: it was not sent whole."""
+        """A lane no longer reads the chunk's memory. `checksum` None: no byte of it was sent. One
+        that was sent in part only counts as sent: it may have arrived all the same, and its
+        checksum is then needed for the digest though it never goes again."""
         transfer = self._transfers.get(task.transfer)
         if transfer is None:
             return
@@ -197,7 +199,8 @@ class Sender:
         """The lane's connection is gone; what it had under way is sent again by others."""
         self._lane_progress.pop(lane, None)
         for transfer in self._transfers.values():
-            for number in sorted(n for n, owner in transfer.in_flight.items() if owner == lane):
+            mine = [n for n, owner in transfer.in_flight.items() if owner == lane]
+            for number in sorted(mine, reverse=True):
                 self._forget_flight(transfer, number)
                 if transfer.state is OutgoingState.GRANTED:
                     transfer.ready.appendleft(number)

@@ -9,6 +9,7 @@ import signal
 import sys
 import tomllib
 from collections.abc import Coroutine
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ from harness.links.state import (
     sweep_stale,
 )
 
+#: What `prfaas link follow` runs unless told otherwise.
+HOUR = Path(__file__).parents[1] / "links" / "hour.toml"
+HOUR_S = 3600.0
+
 EPILOG = """
 examples:
   prfaas link probe                                     which backends this host offers
@@ -42,7 +47,8 @@ examples:
   prfaas link up --backend relay --rate-gbps 1 --forward pd=127.0.0.1:5201
   prfaas link show                                      what is up, whose, and what it carried
   prfaas link probe TOKEN --check                       exit 6 if it misses its specification
-  prfaas link probe --spec experiment.toml --follow 60  its schedule under load, step by step
+  prfaas link follow                                    an hour of steps, a sine and two outages
+  prfaas link follow --spec experiment.toml --seconds 60 --out DIR   its schedule; links.parquet
   prfaas link down TOKEN                                remove one (else all made by `up`)
 Rates count Ethernet frames: TCP payload gets 0.956 of them at a 1500-byte MTU.
 """
@@ -50,7 +56,9 @@ Rates count Ethernet frames: TCP payload gets 0.956 of them at a 1500-byte MTU.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    actions = parser.add_subparsers(dest="action", metavar="up|show|probe|down", required=True)
+    actions = parser.add_subparsers(
+        dest="action", metavar="up|show|probe|follow|down", required=True
+    )
     raw = argparse.RawDescriptionHelpFormatter
 
     up = actions.add_parser("up", help="make a link that stays until `down`", formatter_class=raw)
@@ -72,24 +80,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=3.0, help="length of each rate measurement"
     )
     probing.add_argument("--check", action="store_true", help="exit 6 when a tolerance is missed")
-    probing.add_argument(
-        "--follow",
-        type=float,
-        metavar="SECONDS",
-        help="run a temporary link's schedule under load instead; what each step carried",
-    )
     probing.add_argument("--no-iperf3", action="store_true", help="do not run iperf3 beside it")
+    following = actions.add_parser(
+        "follow",
+        help="run a link's schedule under the KV transport's load: what each segment carried",
+    )
+    _add_spec_arguments(following)
+    following.add_argument(
+        "--seconds", type=float, metavar="S", help="of the schedule (the shipped hour: all of it)"
+    )
+    following.add_argument(
+        "--time-scale",
+        type=float,
+        default=1.0,
+        metavar="K",
+        help="run it K times as fast, as emulate does: RTT and the schedule's times are divided",
+    )
+    following.add_argument(
+        "--out", type=Path, metavar="DIR", help="a new directory for links.parquet and follow.json"
+    )
+    following.add_argument("--check", action="store_true", help="exit 6 when it was not followed")
     down = actions.add_parser("down", help="remove stale links and those made by `up`")
     down.add_argument("token", nargs="*", help="only these")
     down.add_argument(
         "--force", action="store_true", help="also a named link whose harness is still running"
     )
-    for action in (up, show, probing, down):
+    for action in (up, show, probing, following, down):
         action.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
 def run(options: argparse.Namespace) -> int:
-    actions = {"up": _up, "show": _show, "probe": _probe, "down": _down}
+    actions = {"up": _up, "show": _show, "probe": _probe, "follow": _follow, "down": _down}
     return actions[options.action](options)
 
 
@@ -112,14 +133,7 @@ def _given_spec(options: argparse.Namespace) -> LinkSpec | None:
     where = "link"
     if options.spec:
         where = f"{options.spec}: link"
-        try:
-            table = tomllib.loads(options.spec.read_text()).get("link") or {}
-        except OSError as error:
-            raise BadInput(f"{options.spec}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise BadInput(f"{options.spec}: not TOML: {error}") from None
-        if not table:
-            raise BadInput(f"{options.spec}: has no [link] table")
+        table = _link_table(options.spec)
     scalars = (
         "preset",
         "rate_gbps",
@@ -135,6 +149,18 @@ def _given_spec(options: argparse.Namespace) -> LinkSpec | None:
     if options.loss is not None:
         table["loss"] = {"model": "independent", "probability": options.loss}
     return parse_link(table, where) if table else None
+
+
+def _link_table(path: Path) -> dict[str, Any]:
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text()).get("link") or {}
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: not TOML: {error}") from None
+    if not table:
+        raise BadInput(f"{path}: has no [link] table")
+    return table
 
 
 def _up(options: argparse.Namespace) -> int:
@@ -185,8 +211,6 @@ def _show(options: argparse.Namespace) -> int:
 
 def _probe(options: argparse.Namespace) -> int:
     spec = _given_spec(options)
-    if options.follow and not spec:
-        raise BadInput("link probe: --follow needs a specification with a schedule, not a TOKEN")
     if options.token and spec:
         raise BadInput("link probe: give a TOKEN or a specification, not both")
     if options.token:
@@ -200,6 +224,25 @@ def _probe(options: argparse.Namespace) -> int:
         return ExitCode.OK
     print_offers(offers)
     return ExitCode.OK
+
+
+def _follow(options: argparse.Namespace) -> int:
+    shipped = options.spec is None
+    if shipped:
+        options.spec = HOUR
+    spec = _given_spec(options)
+    assert spec is not None
+    seconds = options.seconds or (HOUR_S if shipped else None)
+    if seconds is None or seconds <= 0:
+        raise BadInput("link follow: --seconds says how much of --spec's schedule to run")
+    if options.time_scale <= 0:
+        raise BadInput(f"link follow: --time-scale {options.time_scale:g} must be above 0")
+    if options.out and options.out.exists() and any(options.out.iterdir()):
+        raise BadInput(f"--out {options.out}: is not empty; name a new directory")
+    spec = spec.scaled(1.0, options.time_scale)
+    return _report_achieved(
+        options, lambda: _follow_temporary(spec, seconds / options.time_scale, options.out)
+    )
 
 
 def _down(options: argparse.Namespace) -> int:
@@ -229,9 +272,28 @@ def _down(options: argparse.Namespace) -> int:
 
 async def _measure_temporary(spec: LinkSpec, options: argparse.Namespace) -> Any:
     async with shaped_link(spec) as link:
-        if options.follow:
-            return link.state, await follow(link, options.follow)
         return link.state, await measure(link, options.seconds, not options.no_iperf3)
+
+
+async def _follow_temporary(spec: LinkSpec, seconds: float, out: Path | None) -> Any:
+    from results.recorder import Recorder
+
+    async with shaped_link(spec) as link:
+        if out is None:
+            return link.state, (await follow(link, seconds)).findings
+        out.mkdir(parents=True, exist_ok=True)
+        recorder = Recorder(out, {"link": link.description}, tables=("links",), row_group_rows=512)
+        complete = False
+        try:
+            followed = await follow(
+                link, seconds, on_row=lambda row: recorder.link(row, link.backend, "follow")
+            )
+            complete = True
+        finally:
+            recorder.close(complete)
+        report = {"description": link.description, "spec": link.state.spec, **asdict(followed)}
+        (out / "follow.json").write_text(json.dumps(report, indent=1) + "\n")
+        return link.state, followed.findings
 
 
 async def _measure_state(state: LinkState, options: argparse.Namespace) -> Any:

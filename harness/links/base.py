@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
 
+from engine.transport.observed import Observed
 from harness.links.counters import Counters
 from harness.links.shape import LinkShape, Shape, TimedShape
 from harness.links.spec import LinkSpec
@@ -16,17 +17,33 @@ from harness.ports import LinkSignals
 
 SAMPLE_S = 0.05
 WINDOW_S = 0.5
+#: What the senders' TCP said counts for so long.
+HEARD_S = 2.0
+#: Without TCP_INFO, utilisation from which a link counts as saturated, and as busy.
+SATURATED_USE, BUSY_USE = 0.95, 0.5
+
+
+def verdict_by_use(utilisation: float) -> str:
+    """The monitor's verdict as far as it follows from what a link carries."""
+    if utilisation >= SATURATED_USE:
+        return "saturated"
+    return "busy" if utilisation >= BUSY_USE else "free"
 
 
 @dataclass(slots=True)
 class LinkDirection:
-    """One direction of a shaped link: what `harness.ports.Link` asks for."""
+    """One direction of a shaped link: what `harness.ports.Link` asks for.
+
+    end_to_end: the senders' TCP crosses this link, so that their round trips and losses are its.
+    """
 
     source: str
     sink: str
+    end_to_end: bool = True
     signals: LinkSignals = field(default_factory=LinkSignals)
     counters: Counters = field(default_factory=Counters)
     _window: deque[tuple[float, Counters]] = field(default_factory=deque)
+    _heard: tuple[float, Observed] | None = None
 
     def sent_bytes(self) -> int:
         return self.counters.sent_bytes
@@ -51,6 +68,33 @@ class LinkDirection:
         signals.backlog_bytes = counters.backlog_bytes
         signals.min_rtt_s = rtt_s
         signals.rtt_s = rtt_s + counters.backlog_bytes * 8 / shape.rate_bps
+        signals.verdict = verdict_by_use(signals.utilisation)
+        if self._heard is not None and now_s - self._heard[0] <= HEARD_S:
+            self._mix_in(self._heard[1])
+
+    def hear(self, now_s: float, seen: Observed) -> None:
+        """What the monitors of the senders' connections saw since the last call."""
+        self._heard = now_s, seen
+        signals = self.signals
+        signals.connections = seen.connections
+        signals.goodput_bps = seen.goodput_bps
+        signals.retransmits = (signals.retransmits or 0) + seen.retransmits
+        signals.rwnd_limited = seen.rwnd_limited
+        signals.sndbuf_limited = seen.sndbuf_limited
+        self._mix_in(seen)
+
+    def _mix_in(self, seen: Observed) -> None:
+        """What waits at the senders waits for this link; their TCP's word is taken where it
+        crosses the link."""
+        signals = self.signals
+        signals.backlog_bytes = max(signals.backlog_bytes, float(seen.backlog_bytes))
+        if not self.end_to_end:
+            return
+        signals.verdict = seen.verdict
+        if seen.connections:
+            signals.loss = max(signals.loss, seen.loss)
+            signals.rtt_s = seen.rtt_s or signals.rtt_s
+            signals.min_rtt_s = seen.min_rtt_s or signals.min_rtt_s
 
 
 class ShapedLink(ABC):
@@ -61,14 +105,16 @@ class ShapedLink(ABC):
     """
 
     backend: str
+    #: Whether TCP goes from end to end, or ends at the link.
+    end_to_end = True
 
     def __init__(self, spec: LinkSpec, state: LinkState) -> None:
         self.spec = spec
         self.state = state
         self.shape: LinkShape = spec.timeline()[0].shape
         first, second = state.sides
-        self.forward = LinkDirection(first, second)
-        self.reverse = LinkDirection(second, first)
+        self.forward = LinkDirection(first, second, self.end_to_end)
+        self.reverse = LinkDirection(second, first, self.end_to_end)
         #: Why the link no longer is what was asked for; None while it is. A run that ends with a
         #: failure here measured another link.
         self.failure: str | None = None

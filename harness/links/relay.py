@@ -22,6 +22,7 @@ class RelayLink(ShapedLink):
     """Connections to a listener of the other side are dialled at a forwarded port of the relay."""
 
     backend = "relay"
+    end_to_end = False
 
     def __init__(self, spec: LinkSpec, state: LinkState) -> None:
         super().__init__(spec, state)

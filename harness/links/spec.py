@@ -95,23 +95,29 @@ class Step(_Strict):
 
 
 class Sine(_Strict):
-    """A rate that swings as a sine about `rate_gbps`, written out as steps."""
+    """A rate that swings as a sine from `from_s` to `until_s`, written out as steps; the last one
+    holds until a later step of the schedule."""
 
+    from_s: float = Field(default=0.0, ge=0.0, description="when the swing begins")
+    rate_gbps: float | None = Field(
+        default=None, gt=0.0, description="mean of the swing; the link's rate_gbps unless set"
+    )
     period_s: float = Field(gt=0.0, description="length of a full swing, seconds")
-    amplitude: float = Field(gt=0.0, lt=1.0, description="swing as a share of rate_gbps")
+    amplitude: float = Field(gt=0.0, lt=1.0, description="swing as a share of the mean")
     until_s: float = Field(gt=0.0, description="the last step is at or before this time")
     step_s: float | None = Field(
         default=None, gt=0.0, description="time between steps; period/24 unless set"
     )
 
     def steps(self, rate_gbps: float) -> list[Step]:
-        """Steps at 0, step, 2 step, ..., each with the sine's value at the middle of its step."""
+        """Steps a `step_s` apart from `from_s` on, each with the sine's value at its middle.
+        `rate_gbps` is the mean where the sine has none of its own."""
         step_s = self.step_s or self.period_s / 24
-        count = int(self.until_s / step_s) + 1
+        count = int((self.until_s - self.from_s) / step_s) + 1
         return [
             Step(
-                at_s=index * step_s,
-                rate_gbps=rate_gbps
+                at_s=self.from_s + index * step_s,
+                rate_gbps=(self.rate_gbps or rate_gbps)
                 * (
                     1
                     + self.amplitude
@@ -154,7 +160,7 @@ class LinkSpec(_Strict):
     )
     reverse: ReverseSpec = Field(default=ReverseSpec(), description="how the way back differs")
     schedule: tuple[Step, ...] = Field(default=(), description="changes in time, in order of at_s")
-    sine: Sine | None = Field(default=None, description="a swinging rate, instead of a schedule")
+    sine: Sine | None = Field(default=None, description="a swinging rate, alone or amid a schedule")
     bundle_segments: int = Field(
         default=1,
         ge=1,
@@ -180,8 +186,15 @@ class LinkSpec(_Strict):
             raise ValueError("queue_ms and queue_bytes are both given; give one")
         if self.reverse.queue_ms is not None and self.reverse.queue_bytes is not None:
             raise ValueError("reverse.queue_ms and reverse.queue_bytes are both given; give one")
-        if self.schedule and self.sine:
-            raise ValueError("schedule and sine are both given; give one")
+        sine = self.sine
+        if sine is not None:
+            if sine.until_s < sine.from_s:
+                raise ValueError(f"sine.until_s {sine.until_s:g} is before from_s {sine.from_s:g}")
+            for step in self.schedule:
+                if step.rate_gbps is not None and sine.from_s <= step.at_s <= sine.until_s:
+                    raise ValueError(
+                        f"the schedule sets rate_gbps at {step.at_s:g} s, amid the sine; move one"
+                    )
         lossy = self.loss or self.reverse.loss or any(step.loss for step in self.schedule)
         if self.bundle_segments > 1 and lossy:
             raise ValueError(
@@ -217,7 +230,9 @@ class LinkSpec(_Strict):
         return shapes
 
     def steps(self) -> list[Step]:
-        return self.sine.steps(self.rate_gbps) if self.sine else list(self.schedule)
+        """The schedule and the sine's steps, in order."""
+        sine = self.sine.steps(self.rate_gbps) if self.sine else []
+        return sorted([*self.schedule, *sine], key=lambda step: step.at_s)
 
     def scaled(self, rate_scale: float, time_scale: float) -> LinkSpec:
         """The link of an emulation: rates divided by `rate_scale`, durations by `time_scale`.
@@ -262,6 +277,8 @@ class LinkSpec(_Strict):
             ),
             sine=sine
             and Sine(
+                from_s=sine.from_s / time_scale,
+                rate_gbps=rate(sine.rate_gbps),
                 period_s=sine.period_s / time_scale,
                 amplitude=sine.amplitude,
                 until_s=sine.until_s / time_scale,

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from harness.links.base import verdict_by_use
 from harness.ports import LinkSignals
-
-#: Utilisation from which the verdict is saturated, and busy.
-_SATURATED, _BUSY = 0.95, 0.5
 
 
 class DirectLink:
@@ -41,8 +39,5 @@ class DirectLink:
         if signals.sampled_s and window_s > 0.0:
             signals.throughput_bps = max(0, sent - self._sent) * 8 / window_s
             signals.utilisation = min(1.0, signals.throughput_bps / signals.rate_bps)
-            used = signals.utilisation
-            signals.verdict = (
-                "saturated" if used >= _SATURATED else "busy" if used >= _BUSY else "free"
-            )
+            signals.verdict = verdict_by_use(signals.utilisation)
         signals.sampled_s, self._sent = now_s, sent

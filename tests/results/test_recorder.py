@@ -21,7 +21,7 @@ from results.growing import GrowingParquet, sound_length
 from results.recorder import Recorder
 from results.records import RequestRecord, Status
 from results.rows import DecisionRow, InstanceRow, LinkRow
-from results.schemas import SCHEMAS, with_metadata
+from results.schemas import SCHEMA_VERSION, SCHEMAS, with_metadata
 
 META = {"seed": "7", "commit": "abc", "clock": "virtual"}
 

@@ -102,6 +102,25 @@ def test_sine_becomes_steps_about_the_rate() -> None:
     assert rates == [2.7071, 2.7071, 1.2929, 1.2929, 2.7071]
 
 
+def test_a_sine_may_stand_amid_a_schedule() -> None:
+    sine = {"from_s": 10, "until_s": 11, "period_s": 4, "amplitude": 0.5, "step_s": 1}
+    schedule = [{"at_s": 5, "rate_gbps": 1}, {"at_s": 10, "rtt_ms": 4}, {"at_s": 12, "down": True}]
+    spec = parse_link({"rate_gbps": 2, "sine": {**sine, "rate_gbps": 8}, "schedule": schedule})
+    found = [
+        (t.at_s, round(t.shape.forward.rate_bps / 1e9, 3), t.shape.rtt_s, t.shape.forward.down)
+        for t in spec.timeline()
+    ]
+    assert found == [
+        (0.0, 2.0, 0.0, False),
+        (5.0, 1.0, 0.0, False),
+        (10.0, 10.828, 0.004, False),
+        (11.0, 10.828, 0.004, False),
+        (12.0, 10.828, 0.004, True),
+    ]
+    assert spec.scaled(2, 10).timeline()[3].at_s == 1.1
+    assert spec.scaled(2, 10).timeline()[3].shape.forward.rate_bps == pytest.approx(5.414e9, 1e-3)
+
+
 def test_scaled_divides_rates_and_durations() -> None:
     spec = LinkSpec(rate_gbps=100, rtt_ms=40, jitter_ms=4, queue_bytes=10_000_000).scaled(50, 2)
     shape = spec.initial()
