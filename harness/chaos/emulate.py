@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import realtime
-from harness.chaos.processes import Held, descendants, held_by
+from harness.chaos.holdings import Holdings
+from harness.chaos.processes import command_of, descendants, family, held_by
 from harness.errors import NotReady
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.local import ORACLE, LocalFleet, LocalFleets
@@ -35,24 +36,23 @@ from workloads.request import Request
 #: Faults can take whole attempts away for seconds; a request outlasts several of them.
 RETRY = RetryRules(max_attempts=8, backoff_s=0.2)
 REQUEST_RATE = 0.4  # modelled requests a second; `TIME_SCALE` of them arrive in a real second
-TIME_SCALE = 10.0
-CALM_S = 1.5
+TIME_SCALE = 5.0
+#: Between the end of a fault and the beginning of the next, seconds: at least, and at most.
+CALM_S = (3.0, 9.0)
+#: How often what the processes hold is looked at.
+LOOK_S = 5.0
 SETTLE_S = 30.0
 DRAIN_S = 90.0
 #: One in so many requests is computed again by one engine alone.
 VERIFY_EVERY = 8
-#: Memory may grow so much over the soak, in the harness itself (bytes).
-MEMORY_SLACK = 64 << 20
-#: A request in flight has a control connection at either worker, which stays open for the next;
-#: beyond these, so many descriptors may be more at the end than at the start.
+#: A request in flight has a control connection at either worker, which stays open for the next.
 CONNECTIONS = 2
-DESCRIPTOR_SLACK = 8
 
 
 @dataclass(slots=True)
 class Report:
-    """What a soak did and found. `faults` counts each kind; `held` is (after the warm-up, at the
-    end) of the harness's own process."""
+    """What a soak did and found. `faults` counts each kind; `holdings` has a line for each process;
+    `cores` is what all processes used on average."""
 
     seconds: float = 0.0
     counts: ReplayCounts = field(default_factory=ReplayCounts)
@@ -61,7 +61,8 @@ class Report:
     verified: int = 0
     most_in_flight: int = 0
     faults: dict[str, int] = field(default_factory=dict)
-    held: list[Held] = field(default_factory=list)
+    holdings: list[str] = field(default_factory=list)
+    cores: float = 0.0
     processes: int = 0
     violations: list[str] = field(default_factory=list)
 
@@ -78,11 +79,8 @@ class Report:
             f"{counts.failed - self.cancelled} lost, {counts.unsent} unsent",
             f"{self.most_in_flight} in flight at most; {self.verified} verified token for token "
             "against one engine",
-            *(
-                f"harness at {when}: {held.rss_bytes / 2**20:.0f} MiB, "
-                f"{held.descriptors} descriptors, {held.processes} processes below it"
-                for when, held in zip(("the start", "the end"), self.held, strict=False)
-            ),
+            f"{self.processes} processes below the harness, {self.cores:.2f} cores on average",
+            *self.holdings,
             *(f"VIOLATION {each}" for each in self.violations),
         ]
 
@@ -143,10 +141,14 @@ async def _soak(
         )
         state = _Soak(fleet, router, random.Random(seed), report, say)
         phase = Phase("soak", REQUEST_RATE, 0.0, seconds * fleet.scale.time_scale)
-        report.held.append(held_by(os.getpid()))
-        expected = report.held[0].processes
+        expected = len(descendants(os.getpid()))
+        holdings = Holdings()
         began_s = loop.time()
         faults = loop.create_task(state.inflict(began_s + seconds))
+        beside = [
+            loop.create_task(state.look(holdings)),
+            loop.create_task(state.verify()),
+        ]
         load = replay(
             phase_requests(experiment, phase, fleet.scale, state.note),
             state.serve,
@@ -158,26 +160,28 @@ async def _soak(
         await faults
         report.seconds = loop.time() - began_s
         await state.settle()
-        await state.verify()
-        report.held.append(held_by(os.getpid()))
-        report.processes = report.held[-1].processes
-        _judge(report, expected)
+        for task in beside:
+            if task.done():
+                task.result()
+        await state.verified()
+        for task in beside:
+            task.cancel()
+        report.processes = len(descendants(os.getpid()))
+        _judge(report, holdings, expected)
     finally:
         await fleet.close()
 
 
-def _judge(report: Report, expected_processes: int) -> None:
-    counts, (first, last) = report.counts, report.held
-    violations = report.violations
+def _judge(report: Report, holdings: Holdings, expected_processes: int) -> None:
+    counts, violations = report.counts, report.violations
+    trends = holdings.trends()
+    report.holdings = [trend.line() for trend in trends]
+    report.cores = sum(trend.cpu_s for trend in trends) / report.seconds
     if counts.offered != counts.succeeded + counts.failed + counts.unsent:
         violations.append(f"counts do not add up: {counts}")
-    if last.rss_bytes > first.rss_bytes + MEMORY_SLACK:
-        violations.append(f"memory grew from {first.rss_bytes} to {last.rss_bytes} bytes")
-    kept = CONNECTIONS * report.most_in_flight + DESCRIPTOR_SLACK
-    if last.descriptors > first.descriptors + kept:
-        violations.append(f"descriptors grew from {first.descriptors} to {last.descriptors}")
-    if last.processes != expected_processes:
-        violations.append(f"{expected_processes} processes became {last.processes}")
+    violations += holdings.violations(CONNECTIONS * report.most_in_flight)
+    if report.processes != expected_processes:
+        violations.append(f"{expected_processes} processes became {report.processes}")
 
 
 class _Soak:
@@ -199,7 +203,7 @@ class _Soak:
         self._clients: dict[asyncio.Task[Any], int] = {}
         self._cancelled: set[int] = set()
         self._kept: dict[int, Request] = {}
-        self._to_verify: list[tuple[Request, list[int]]] = []
+        self._to_verify: asyncio.Queue[tuple[Request, list[int]]] = asyncio.Queue()
         self._names = [name for name in fleet.instances if name != ORACLE]
 
     # --- load --------------------------------------------------------------------------------
@@ -225,7 +229,7 @@ class _Soak:
             report.retried += record.attempts > 1
             request = self._kept.pop(record.id, None)
             if request is not None and record.token_ids is not None:
-                self._to_verify.append((request, record.token_ids))
+                self._to_verify.put_nowait((request, record.token_ids))
         elif record.id in self._cancelled and record.status is Status.FAILED:
             report.cancelled += 1
         elif record.status is not Status.UNSENT:
@@ -233,11 +237,34 @@ class _Soak:
         record.token_ids = None
 
     async def verify(self) -> None:
-        for request, token_ids in self._to_verify:
+        """Compute the sampled requests again, one after the other, as they end."""
+        while True:
+            request, token_ids = await self._to_verify.get()
             if await self._fleet.verify(request, token_ids):
                 self._report.verified += 1
             else:
                 self._report.violations.append(f"request {request.id}: wrong tokens")
+            self._to_verify.task_done()
+
+    async def verified(self) -> None:
+        """Returns when all that were sampled have been computed again."""
+        await asyncio.wait_for(self._to_verify.join(), SETTLE_S)
+
+    # --- what is held ------------------------------------------------------------------------
+
+    async def look(self, holdings: Holdings) -> None:
+        """Note what the harness and each process below it hold, over and over."""
+        loop, own = asyncio.get_running_loop(), os.getpid()
+        while True:
+            names = {self._fleet.pid(name): name for name in (*self._names, ORACLE)}
+            holdings.note(loop.time(), "harness", own, held_by(own))
+            for pid, parent in family(own).items():
+                name = names.get(pid)
+                if name is None and parent in names:
+                    name = f"{names[parent]}'s plane"
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    holdings.note(loop.time(), name or command_of(pid), pid, held_by(pid))
+            await asyncio.sleep(LOOK_S)
 
     # --- faults ------------------------------------------------------------------------------
 
@@ -246,7 +273,7 @@ class _Soak:
         loop = asyncio.get_running_loop()
         kinds = [self._kill, self._stop, self._cut, self._cancel]
         while loop.time() < until_s:
-            await asyncio.sleep(CALM_S + 2.0 * self._dice.random())
+            await asyncio.sleep(self._dice.uniform(*CALM_S))
             kind = self._dice.choice(kinds)
             name = kind.__name__.strip("_")
             self._report.faults[name] = self._report.faults.get(name, 0) + 1

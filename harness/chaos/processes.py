@@ -6,38 +6,74 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """`rss_bytes` and `descriptors` of the process itself; how many `processes` are below it."""
+    """Of the process itself: resident memory, the part of it that is not files or shared
+    (`heap_bytes`), open descriptors, CPU time used; and how many `processes` are below it."""
 
     rss_bytes: int
+    heap_bytes: int
     descriptors: int
+    cpu_s: float
     processes: int
 
 
 def held_by(pid: int) -> Held:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-    return Held(pages * _PAGE_BYTES, descriptors, len(descendants(pid)))
+    """Raises FileNotFoundError or ProcessLookupError when it has ended."""
+    folder = Path(f"/proc/{pid}")
+    sizes = {}
+    for line in (folder / "status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in ("VmRSS", "RssAnon"):
+            sizes[name] = int(value.split()[0]) * 1024
+    if not sizes:
+        raise ProcessLookupError(f"process {pid} has ended")  # a zombie has no memory
+    fields = _fields(folder / "stat")
+    descriptors = sum(1 for _ in (folder / "fd").iterdir())
+    cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return Held(sizes["VmRSS"], sizes["RssAnon"], descriptors, cpu_s, len(descendants(pid)))
 
 
 def descendants(pid: int) -> list[int]:
     """Processes below `pid` that have not ended, parents before their children."""
-    parents: dict[int, int] = {}
+    return list(family(pid))
+
+
+def family(pid: int) -> dict[int, int]:
+    """Processes below `pid` that have not ended -> the parent of each, parents first."""
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            # The name may hold spaces and brackets; what follows its last bracket does not.
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            fields = _fields(entry / "stat")
         except (FileNotFoundError, ProcessLookupError):
             continue
         if fields[0] != "Z":
-            parents[int(entry.name)] = int(fields[1])
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found[1:]
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: dict[int, int] = {}
+    below = [pid]
+    for parent in below:
+        for child in children.get(parent, ()):
+            found[child] = parent
+            below.append(child)
+    return found
+
+
+def command_of(pid: int) -> str:
+    """What the process runs, in a word: the module of `python -m`, or the program's name; empty
+    when it has ended."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name
+
+
+def _fields(stat: Path) -> list[str]:
+    """From the state on: the name before it may hold spaces and brackets, what follows its last
+    bracket does not."""
+    return stat.read_text().rpartition(")")[2].split()

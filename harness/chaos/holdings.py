@@ -1,0 +1,126 @@
+"""What each process of a soak held over time, and whether that is flat.
+
+A process dies and is started again under its name many times, so growth is that within its lives:
+one line for all of them, each with a level of its own, over samples from which a life's start is
+left out. Memory is the heap alone; the arena of the caches is touched page by page and shared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from harness.chaos.processes import Held
+
+#: Left out of each life: imports, thread pools, caches and buffers that fill once.
+WARM_S = 90.0
+#: No verdict on less than so much time in warm lives.
+LEAST_S = 240.0
+#: Growth from which memory is not flat, when it is beyond doubt.
+GROWTH_BYTES_PER_HOUR = 24 << 20
+DOUBT = 3.0
+#: Descriptors that a life may have more of than at its first sample, beyond connections.
+DESCRIPTOR_SLACK = 8
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """`growth` and its standard error in bytes an hour; None where there is too little to say.
+    Heap and descriptors are (at the first warm sample, at the last); `cpu_s` of all lives."""
+
+    process: str
+    lives: int
+    warm_s: float
+    heap_bytes: tuple[int, int]
+    growth: float | None
+    growth_error: float | None
+    descriptors: tuple[int, int]
+    cpu_s: float
+
+    def line(self) -> str:
+        if not self.warm_s:
+            return f"{self.process}: {self.lives} lives, none grew warm, {self.cpu_s:.0f} s of CPU"
+        first, last = self.heap_bytes
+        grew = "too short to say"
+        if self.growth is not None and self.growth_error is not None:
+            grew = f"{self.growth / MIB:+.1f} +- {self.growth_error / MIB:.1f} MiB/h"
+        return (
+            f"{self.process}: {self.lives} lives, {self.warm_s:.0f} s warm, heap "
+            f"{first / MIB:.0f} -> {last / MIB:.0f} MiB ({grew}), descriptors "
+            f"{self.descriptors[0]} -> {self.descriptors[1]}, {self.cpu_s:.0f} s of CPU"
+        )
+
+
+@dataclass(slots=True)
+class _Life:
+    began_s: float
+    cpu_s: float = 0.0
+    #: (seconds, heap bytes, descriptors)
+    warm: list[tuple[float, int, int]] = field(default_factory=list)
+
+
+class Holdings:
+    """Samples by process name and life (its pid)."""
+
+    def __init__(self, warm_s: float = WARM_S) -> None:
+        self._warm_s = warm_s
+        self._lives: dict[str, dict[int, _Life]] = {}
+
+    def note(self, at_s: float, process: str, pid: int, held: Held) -> None:
+        life = self._lives.setdefault(process, {}).setdefault(pid, _Life(at_s))
+        life.cpu_s = held.cpu_s
+        if at_s - life.began_s >= self._warm_s:
+            life.warm.append((at_s, held.heap_bytes, held.descriptors))
+
+    def trends(self) -> list[Trend]:
+        return [self._trend(name, list(lives.values())) for name, lives in self._lives.items()]
+
+    def violations(self, connections: int) -> Iterator[str]:
+        """`connections`: that a process may keep open for the next request."""
+        for trend in self.trends():
+            if trend.growth is not None and trend.growth_error is not None:
+                least = trend.growth - DOUBT * trend.growth_error
+                if least > GROWTH_BYTES_PER_HOUR:
+                    yield f"memory grows: {trend.line()}"
+        for name, lives in self._lives.items():
+            for life in lives.values():
+                if not life.warm:
+                    continue
+                first, most = life.warm[0][2], max(sample[2] for sample in life.warm)
+                if most > first + connections + DESCRIPTOR_SLACK:
+                    yield f"descriptors of {name} grew from {first} to {most}"
+
+    def _trend(self, name: str, lives: list[_Life]) -> Trend:
+        warm = [life.warm for life in lives if len(life.warm) > 1]
+        warm_s = sum(samples[-1][0] - samples[0][0] for samples in warm)
+        growth, error = _slope(warm) if warm_s >= LEAST_S else (None, None)
+        samples = [sample for each in warm for sample in each] or [(0.0, 0, 0)]
+        return Trend(
+            name,
+            len(lives),
+            warm_s,
+            (samples[0][1], samples[-1][1]),
+            None if growth is None else growth * 3600.0,
+            None if error is None else error * 3600.0,
+            (samples[0][2], samples[-1][2]),
+            sum(life.cpu_s for life in lives),
+        )
+
+
+def _slope(lives: list[list[tuple[float, int, int]]]) -> tuple[float, float]:
+    """Bytes a second within lives, and the standard error, by least squares."""
+    xx = xy = yy = 0.0
+    n = 0
+    for samples in lives:
+        mean_x = sum(x for x, _, _ in samples) / len(samples)
+        mean_y = sum(y for _, y, _ in samples) / len(samples)
+        for x, y, _ in samples:
+            xx += (x - mean_x) ** 2
+            xy += (x - mean_x) * (y - mean_y)
+            yy += (y - mean_y) ** 2
+        n += len(samples)
+    slope = xy / xx
+    freedom = max(1, n - len(lives) - 1)
+    return slope, math.sqrt(max(0.0, yy - slope * xy) / freedom / xx)

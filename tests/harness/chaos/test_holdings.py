@@ -1,0 +1,65 @@
+"""Whether memory and descriptors of processes that die and come back are flat."""
+
+import random
+
+import pytest
+
+from harness.chaos.holdings import MIB, Holdings
+from harness.chaos.processes import Held
+
+
+def soak(
+    leak_per_hour: float,
+    *,
+    lives: int = 8,
+    life_s: float = 200.0,
+    noise: float = 0.5 * MIB,
+    descriptors_per_hour: float = 0.0,
+) -> Holdings:
+    """A process sampled every 5 s; each life begins small, warms up, and has a level of its own."""
+    dice, holdings, now_s = random.Random(1), Holdings(warm_s=60.0), 0.0
+    for pid in range(lives):
+        level = 200 * MIB + dice.uniform(-20, 20) * MIB
+        age_s = 0.0
+        while age_s < life_s:
+            warming = min(0.0, age_s - 60.0) / 60.0 * 80 * MIB
+            heap = level + warming + leak_per_hour * age_s / 3600.0 + dice.gauss(0.0, noise)
+            fds = 40 + int(descriptors_per_hour * age_s / 3600.0)
+            holdings.note(now_s, "pd-0", pid, Held(int(heap), int(heap), fds, age_s / 10, 1))
+            age_s, now_s = age_s + 5.0, now_s + 5.0
+    return holdings
+
+
+def test_a_warm_up_and_new_lives_are_no_growth():
+    holdings = soak(0.0)
+    (trend,) = holdings.trends()
+    assert trend.lives == 8
+    assert trend.growth == pytest.approx(0.0, abs=6 * MIB)
+    assert list(holdings.violations(0)) == []
+    assert trend.cpu_s == pytest.approx(8 * 19.5)
+
+
+def test_a_leak_is_seen_through_deaths_and_levels():
+    holdings = soak(120 * MIB)
+    (trend,) = holdings.trends()
+    assert trend.growth == pytest.approx(120 * MIB, rel=0.1)
+    (violation,) = holdings.violations(0)
+    assert violation.startswith("memory grows: pd-0")
+
+
+def test_noise_alone_convicts_nobody():
+    assert list(soak(0.0, noise=20 * MIB).violations(0)) == []
+
+
+def test_too_short_a_soak_gives_no_verdict_on_memory():
+    holdings = soak(900 * MIB, lives=2, life_s=100.0)
+    (trend,) = holdings.trends()
+    assert trend.growth is None and "too short" in trend.line()
+    assert list(holdings.violations(0)) == []
+
+
+def test_descriptors_may_grow_by_connections_only():
+    holdings = soak(0.0, descriptors_per_hour=600.0)
+    assert list(holdings.violations(30)) == []
+    assert all("descriptors of pd-0 grew" in each for each in holdings.violations(0))
+    assert len(list(holdings.violations(0))) == 8
