@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ExitCode, NotReady
+from harness.load.alarm import Due
 from harness.load.driver import Driver
 from harness.load.flight import Flight
 from harness.load.limits import raise_open_files
@@ -33,7 +34,7 @@ from harness.targets.factory import make_target
 _PROGRESS_S = 1.0
 _FLUSH_S = 30.0
 _READY_RETRY_S = 1.0
-_SWITCH_S = 0.0005
+_SWITCH_S = 0.0001
 
 
 def say(**message: Any) -> None:
@@ -46,7 +47,8 @@ class Client:
     def __init__(self, start: dict[str, Any]) -> None:
         self.spec = LoadSpec.model_validate(start["spec"])
         self.index: int = start["index"]
-        self.target: Target = make_target(self.spec.target)
+        self.due = Due()
+        self.target: Target = make_target(self.spec.target, self.due)
         self.recorder = ClientRecorder(
             Path(start["directory"]),
             self.spec.name,
@@ -81,6 +83,7 @@ class Client:
             self._flight,
             max_concurrency=shared.cap(self.index),
             timeout_s=self.spec.timeout_s,
+            due=self.due,
         )
         self._received = 0
         self._failures = {}

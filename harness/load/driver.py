@@ -5,15 +5,18 @@ never adds up. A concurrency cap holds requests back; the wait counts, since lat
 schedule. Closed loop (no rate, only a cap): a request's scheduled time *is* when its place under
 the cap came free.
 
-No task is made for a request: one coroutine sends, and the target's callbacks end.
+No task is made for a request: a timer sends what is due, readers of answers send what became due
+while they read (`Due`), and the target's callbacks end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 
+from harness.load.alarm import Alarm, Due, alarm
 from harness.load.flight import Flight
 from harness.load.schedule import OpenSchedule
 from harness.replay import ReplayCounts
@@ -34,20 +37,28 @@ class Driver:
         *,
         max_concurrency: int | None = None,
         timeout_s: float | None = None,
+        due: Due | None = None,
     ) -> None:
         self._target = target
         self._on_flight = on_flight
         self._cap = max_concurrency
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        self._wake: asyncio.Future[None] | None = None
         self._sweeper: asyncio.TimerHandle | None = None
-        self._stopping = False
+        self._due = due or Due()
+        self._due.act = self._send_one
+        self._alarm: Alarm | None = None
+        self._sending = self._stopping = False
         self._in_flight: dict[int, Flight] = {}
         self._free_s: deque[float] = deque()
         self._schedule = OpenSchedule(iter(()))
+        self._phase = ""
         self._origin_s = 0.0
         self._seed = 0
+        self._closed = False
+        self._until_s = math.inf
+        self._all_sent: asyncio.Future[None] = self._loop.create_future()
+        self._all_ended: asyncio.Future[None] = self._loop.create_future()
         self.counts = ReplayCounts()
 
     @property
@@ -57,7 +68,7 @@ class Driver:
     def stop(self) -> None:
         """Send nothing more; what is under way may finish."""
         self._stopping = True
-        self._awake()
+        self._send_due()
 
     async def run(
         self,
@@ -77,11 +88,16 @@ class Driver:
         """
         self.counts = counts = ReplayCounts()
         self._schedule, self._origin_s, self._seed = schedule, origin_s, seed
+        self._phase, self._closed = phase, closed
+        self._until_s = math.inf if until_s is None or not closed else origin_s + until_s
+        self._all_sent = self._loop.create_future()
         self._free_s = deque([origin_s] * (self._cap or 0))
         if self._timeout_s is not None:
             self._sweep(self._timeout_s)
+        self._alarm = alarm(self._rang)
         try:
-            await self._send_all(schedule, phase, closed, until_s)
+            self._send_due()
+            await self._all_sent
             for turn in schedule.rest() if self._stopping else ():
                 counts.offered += 1
                 self._unsent(Flight(turn.request, phase, origin_s, origin_s + turn.due_s))
@@ -89,46 +105,77 @@ class Driver:
                     await asyncio.sleep(0)
             await self._drain(drain_s)
         finally:
+            self._due.at_s = math.inf
+            self._alarm.close()
+            self._alarm = None
             if self._sweeper is not None:
                 self._sweeper.cancel()
             for flight in list(self._in_flight.values()):
                 self._give_up(flight, "cancelled")
         return counts
 
-    async def _send_all(
-        self, schedule: OpenSchedule, phase: str, closed: bool, until_s: float | None
-    ) -> None:
-        loop, origin_s, cap = self._loop, self._origin_s, self._cap
-        sent = 0
-        while not self._stopping:
-            turn = schedule.peek()
-            if turn is None:
-                if not schedule.parked:
-                    return
-                await self._pause(None)
-                continue
+    def _rang(self) -> None:
+        """The alarm, which may come a little early and is then set again."""
+        self._due.at_s = math.inf
+        self._send_due()
+
+    def _send_one(self) -> None:
+        """Between two reads: at least as many answers are read as requests sent."""
+        self._send_due(1)
+
+    def _send_due(self, most: int = _BURST) -> None:
+        """Send what is due, `most` of it, and see to it that what is next is sent in time."""
+        if self._sending or self._alarm is None or self._all_sent.done():
+            return
+        self._sending = True
+        try:
+            next_s = self._send_until(most)
+        except Exception as error:
+            self._all_sent.set_exception(error)
+            next_s = math.inf
+        finally:
+            self._sending = False
+        if next_s == self._due.at_s:
+            return
+        self._due.at_s = next_s
+        if next_s == -math.inf:
+            self._loop.call_soon(self._more)
+        elif next_s < math.inf:
+            self._alarm.set(next_s)
+
+    def _more(self) -> None:
+        """Go on after a burst, unless a reader has finished it."""
+        if self._due.at_s == -math.inf:
+            self._due.at_s = math.inf
+            self._send_due()
+
+    def _send_until(self, most: int) -> float:
+        """Send at most so many. Returns when to come back: -inf at once, inf when one has ended."""
+        loop, schedule, cap = self._loop, self._schedule, self._cap
+        for _ in range(most):
+            turn = None if self._stopping else schedule.peek()
             now = loop.time()
-            if closed and until_s is not None and now - origin_s >= until_s:
-                return
-            scheduled_s = origin_s + turn.due_s
+            if turn is None or now >= self._until_s:
+                if self._stopping or turn is not None or not schedule.parked:
+                    self._all_sent.set_result(None)
+                return math.inf
+            scheduled_s = self._origin_s + turn.due_s
             if scheduled_s > now:
-                await self._pause(scheduled_s)
-                continue
+                return scheduled_s
             due_s = scheduled_s
             if cap is not None:
                 if len(self._in_flight) >= cap:
-                    await self._pause(None)
-                    continue
+                    return math.inf
                 free_s = self._free_s.popleft()
                 if free_s > due_s:
                     due_s = free_s
-                    if closed:
+                    if self._closed:
                         scheduled_s = free_s
             schedule.pop()
-            self._send(Flight(turn.request, phase, origin_s, scheduled_s, self._seed, due_s))
-            sent += 1
-            if sent % _BURST == 0:
-                await asyncio.sleep(0)
+            self._send(
+                Flight(turn.request, self._phase, self._origin_s, scheduled_s, self._seed, due_s)
+            )
+        return -math.inf
 
     def _send(self, flight: Flight) -> None:
         self.counts.offered += 1
@@ -149,7 +196,9 @@ class Driver:
             self._free_s.append(now)
         self._schedule.ended(flight.request, now - self._origin_s)
         self._on_flight(flight)
-        self._awake()
+        if not self._in_flight and not self._all_ended.done():
+            self._all_ended.set_result(None)
+        self._send_due()
 
     def _unsent(self, flight: Flight) -> None:
         flight.status = Status.UNSENT
@@ -157,13 +206,13 @@ class Driver:
         self._on_flight(flight)
 
     async def _drain(self, drain_s: float | None) -> None:
-        limit_s = None if drain_s is None else self._loop.time() + drain_s
-        while self._in_flight:
-            if limit_s is not None and self._loop.time() >= limit_s:
-                for flight in list(self._in_flight.values()):
-                    self._give_up(flight, f"not finished {drain_s:g} s after the last send")
-                return
-            await self._pause(limit_s)
+        """Until all have ended; what has not after `drain_s` then fails."""
+        self._all_ended = self._loop.create_future()
+        if not self._in_flight:
+            return
+        await asyncio.wait((self._all_ended,), timeout=drain_s)
+        for flight in list(self._in_flight.values()):
+            self._give_up(flight, f"not finished {drain_s:g} s after the last send")
 
     def _give_up(self, flight: Flight, reason: str) -> None:
         if flight.cancel is not None:
@@ -183,18 +232,3 @@ class Driver:
                 break
             self._give_up(flight, f"timed out after {timeout_s:g} s")
         self._sweeper = self._loop.call_later(min(1.0, timeout_s / 4), self._sweep, timeout_s)
-
-    async def _pause(self, until_s: float | None) -> None:
-        """Until the loop's clock shows `until_s`, or something happened."""
-        wake = self._wake = self._loop.create_future()
-        timer = None if until_s is None else self._loop.call_at(until_s, self._awake)
-        try:
-            await wake
-        finally:
-            self._wake = None
-            if timer is not None:
-                timer.cancel()
-
-    def _awake(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)

@@ -11,6 +11,7 @@ from urllib.parse import SplitResult
 
 _MAX_HEAD_BYTES = 64 << 10
 _MAX_CHUNK_LINE_BYTES = 1 << 10
+_SHORT_SIZE_BYTES = 8
 
 _HEAD, _LENGTH, _SIZE, _CHUNK, _TRAILER, _UNTIL_CLOSE, _ENDED = range(7)
 
@@ -46,6 +47,15 @@ class ResponseParser:
 
     def feed(self, data: bytes) -> bytes:
         """The body bytes in `data`. Raises ProtocolError."""
+        if self._state == _SIZE and not self._tail:
+            # One whole chunk, as most reads of a stream are.
+            end = data.find(b"\r\n", 0, _SHORT_SIZE_BYTES)
+            try:
+                stop = end + 2 + int(data[:end], 16)
+            except ValueError:
+                stop = -1
+            if len(data) == stop + 2 > end + 4 and data[stop:] == b"\r\n":
+                return data[end + 2 : stop]
         if self._tail:
             data = self._tail + data
             self._tail = b""

@@ -9,6 +9,8 @@ costs another attempt, which the flight counts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 from urllib.parse import SplitResult
 
+from harness.load.alarm import Due
 from harness.load.http1 import ProtocolError, ResponseParser
 
 #: Connections opened at a time: more would overflow a server's listen queue and wait for SYN
@@ -64,9 +67,12 @@ class Origin:
 
 
 class Pool:
-    """All connections to `origin`. `limit` bounds them; None does not."""
+    """All connections to `origin`. `limit` bounds them; None does not. Sends that are `due` go
+    before the next answer is read.
+    """
 
-    def __init__(self, origin: Origin, limit: int | None = None) -> None:
+    def __init__(self, origin: Origin, limit: int | None = None, due: Due | None = None) -> None:
+        self.due = due or Due()
         self.origin = origin
         self.limit = limit
         self.opened = 0
@@ -183,16 +189,22 @@ class Pool:
 class _Connection(asyncio.Protocol):
     """One connection, carrying one exchange at a time."""
 
-    __slots__ = ("_clock", "_exchange", "_message", "_parser", "_pool", "_transport", "_used")
+    __slots__ = (
+        *("_clock", "_due", "_exchange", "_fd", "_message"),
+        *("_parser", "_pool", "_transport", "_used"),
+    )
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self._due = pool.due
         self._clock = pool._loop.time
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._parser = ResponseParser()
         self._message = b""
         self._used = False
+        #: Of the socket where bytes may go to it as they are, else -1.
+        self._fd = -1
 
     def start(self, message: bytes, exchange: Exchange) -> None:
         assert self._transport is not None and self._exchange is None
@@ -203,8 +215,18 @@ class _Connection(asyncio.Protocol):
         self._exchange = exchange
         self._message = message
         self._parser = ResponseParser()
-        self._transport.write(message)
+        self._write(self._transport, message)
         exchange.started(self._clock(), not self._used, self.abort)
+
+    def _write(self, transport: asyncio.Transport, message: bytes) -> None:
+        """At once: uvloop writes only after all reads that are ready."""
+        sent = 0
+        if self._fd >= 0:
+            # What is wrong with the socket, the transport finds out and tells.
+            with contextlib.suppress(OSError):
+                sent = os.write(self._fd, message)
+        if sent < len(message):
+            transport.write(message[sent:] if sent else message)
 
     def abort(self, reason: str) -> None:
         """Give the connection up. Its exchange fails for `reason`."""
@@ -216,6 +238,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if transport.get_extra_info("sslcontext") is None:
+            self._fd = transport.get_extra_info("socket").fileno()
 
     def data_received(self, data: bytes) -> None:
         now = self._clock()
@@ -234,6 +258,8 @@ class _Connection(asyncio.Protocol):
             exchange.body(parser.status, parser.headers, body, now)
         if parser.ended:
             self._end(exchange, parser, now)
+        if self._due.at_s <= now:
+            self._due.act()
 
     def _end(self, exchange: Exchange, parser: ResponseParser, now: float) -> None:
         if self._exchange is None:
@@ -249,6 +275,7 @@ class _Connection(asyncio.Protocol):
         exchange.ended(parser.status, parser.headers, now)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._fd = -1
         exchange, parser = self._exchange, self._parser
         self._pool.lost(self)
         if exchange is None:

@@ -82,6 +82,26 @@ class Tally:
         )
 
 
+class _OpenGroup:
+    """Rows of one table that are not on disk yet."""
+
+    def __init__(self) -> None:
+        self._parts: list[pa.Table] = []
+        self.rows = self.size_bytes = 0
+
+    def add(self, part: pa.Table) -> None:
+        self._parts.append(part)
+        self.rows += part.num_rows
+        # Summed as they come: asking each part again costs more than making it.
+        self.size_bytes += part.nbytes
+
+    def take(self) -> pa.Table:
+        """All of it, in one piece; it is empty then."""
+        whole = pa.concat_tables(self._parts).unify_dictionaries().combine_chunks()
+        self._parts, self.rows, self.size_bytes = [], 0, 0
+        return whole
+
+
 class ClientRecorder:
     """requests, tokens and client .parquet in `directory`. Close it, also after an error."""
 
@@ -94,7 +114,7 @@ class ClientRecorder:
             table: GrowingParquet(directory / f"{table}.parquet", schema(table, meta))
             for table in TABLES
         }
-        self._chunks: dict[str, list[pa.Table]] = {table: [] for table in TABLES}
+        self._open = {table: _OpenGroup() for table in TABLES}
         self._flights: list[Flight] = []
         self._chunk_count = 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="recorder")
@@ -151,18 +171,17 @@ class ClientRecorder:
     def _take(self, flights: list[Flight]) -> None:
         batch = Batch(flights)
         for table, make in _MAKERS.items():
-            self._chunks[table].append(make(batch, self._configuration, self._files[table].schema))
+            self._open[table].add(make(batch, self._configuration, self._files[table].schema))
         phases = {each.phase for each in flights}
         for phase in sorted(phases):
             part = batch if len(phases) == 1 else Batch([f for f in flights if f.phase == phase])
-            self.tallies.setdefault(phase, Tally()).add(part, self._slo)
+            if phase not in self.tallies:
+                self.tallies[phase] = Tally()
+            self.tallies[phase].add(part, self._slo)
         self._write(_GROUP_ROWS)
 
     def _write(self, at_least: int) -> None:
         """Close the open row groups that have so many rows, or too many bytes."""
-        for table, chunks in self._chunks.items():
-            rows = sum(each.num_rows for each in chunks)
-            if rows and (rows >= at_least or sum(e.nbytes for e in chunks) >= _GROUP_BYTES):
-                whole = pa.concat_tables(chunks).unify_dictionaries().combine_chunks()
-                self._chunks[table] = []
-                self._files[table].append(whole)
+        for table, group in self._open.items():
+            if group.rows and (group.rows >= at_least or group.size_bytes >= _GROUP_BYTES):
+                self._files[table].append(group.take())

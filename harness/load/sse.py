@@ -15,14 +15,25 @@ class SseParser:
     that are whole by now; `finish` what the end of the stream left open.
     """
 
-    __slots__ = ("_after_cr", "_begun", "_tail")
+    __slots__ = ("_after_cr", "_begun", "_between", "_tail")
 
     def __init__(self) -> None:
         self._tail = b""
         self._after_cr = False
         self._begun = False
+        #: Begun, and nothing is left of the reads before.
+        self._between = False
 
     def feed(self, data: bytes) -> list[bytes]:
+        if (
+            self._between
+            and data.startswith(b"data: ")
+            and data.find(b"\n") == len(data) - 2
+            and data.endswith(b"\n")
+            and b"\r" not in data
+        ):
+            # One whole event of one line, as most reads of a stream are.
+            return [data[6:-2]]
         if self._after_cr and data:
             # The line ended at the CR already; its LF is not another line's end.
             self._after_cr = False
@@ -41,6 +52,7 @@ class SseParser:
             data = data.removeprefix(_BOM)
         blocks = data.split(b"\n\n")
         self._tail = blocks.pop()
+        self._between = not self._tail and not self._after_cr
         payloads = []
         for block in blocks:
             if block.startswith(b"data: ") and b"\n" not in block:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from harness.errors import BadInput, NotReady
+from harness.load.alarm import Due
 from harness.load.answer import refusal_text
 from harness.load.http1 import host_header, request_head
 from harness.load.pool import Exchange, Origin, Pool
@@ -21,7 +22,7 @@ from harness.targets.base import TargetSpec
 class Endpoint:
     """The server at `url`. Paths are joined to the URL's own, of which a last /v1 may be part."""
 
-    def __init__(self, spec: TargetSpec, url: str) -> None:
+    def __init__(self, spec: TargetSpec, url: str, due: Due | None = None) -> None:
         parts = urlsplit(url)
         try:
             sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
@@ -44,7 +45,7 @@ class Endpoint:
         tls = _tls(spec) if parts.scheme == "https" else None
         # Plain HTTP through a proxy names the whole URL; a tunnel does not.
         self._prefix = f"http://{host_header(parts)}" if proxy and tls is None else ""
-        self.pool = Pool(Origin.of(parts, tls, proxy), spec.max_connections)
+        self.pool = Pool(Origin.of(parts, tls, proxy), spec.max_connections, due)
         self._headers = {"Accept": "*/*", "User-Agent": "prfaas-bench"} | spec.headers
         key = os.environ.get(spec.api_key_env, "")
         if key and not any(name.lower() == "authorization" for name in self._headers):

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from harness.load.alarm import Due
 from harness.load.flight import Flight
 from harness.targets.base import Done, Kind, TargetSpec
 from harness.targets.body import PATHS, BodyBuilder
@@ -23,9 +24,9 @@ class OpenAiTarget:
     `spec.threshold_tokens` name none and stay with their decode server.
     """
 
-    def __init__(self, spec: TargetSpec) -> None:
+    def __init__(self, spec: TargetSpec, due: Due | None = None) -> None:
         self._spec = spec
-        self._endpoints = [Endpoint(spec, url) for url in spec.base_urls]
+        self._endpoints = [Endpoint(spec, url, due) for url in spec.base_urls]
         path = spec.endpoint or PATHS[spec.api]
         self._messages = [each.heads(path) for each in self._endpoints]
         self._turn = itertools.cycle(range(len(self._endpoints)))

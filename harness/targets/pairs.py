@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from harness.errors import BadInput
+from harness.load.alarm import Due
 from harness.load.answer import error_text, refusal_text
 from harness.load.flight import Flight
 from harness.policies.base import NoRoute
@@ -46,15 +47,15 @@ _NOT_FOR_PREFILL = frozenset(("min_tokens", "min_completion_tokens"))
 class _Pair:
     """What both kinds share: the servers, in turn, and requests that need no hand-over."""
 
-    def __init__(self, spec: TargetSpec) -> None:
+    def __init__(self, spec: TargetSpec, due: Due | None = None) -> None:
         self._spec = spec
         path = spec.endpoint or PATHS[spec.api]
         if not spec.decode_urls or not (spec.prefill_urls or spec.remote_prefill_urls):
             raise BadInput(f"target {spec.kind.value}: needs prefill and decode URLs")
         self._loop = asyncio.get_running_loop()
-        self._local = [Endpoint(spec, url) for url in spec.prefill_urls]
-        self._remote = [Endpoint(spec, url) for url in spec.remote_prefill_urls]
-        decode = [Endpoint(spec, url) for url in spec.decode_urls]
+        self._local = [Endpoint(spec, url, due) for url in spec.prefill_urls]
+        self._remote = [Endpoint(spec, url, due) for url in spec.remote_prefill_urls]
+        decode = [Endpoint(spec, url, due) for url in spec.decode_urls]
         self._endpoints = self._local + self._remote + decode
         self._prefill = itertools.cycle(self._local + self._remote)
         self._decoders = [(each, each.heads(path)) for each in decode]
@@ -231,8 +232,8 @@ class SglangPair(_Pair):
     request.
     """
 
-    def __init__(self, spec: TargetSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: TargetSpec, due: Due | None = None) -> None:
+        super().__init__(spec, due)
         # Rooms must not repeat while they are open, also among clients of one seed.
         self._rooms = random.SystemRandom()
         prefillers = self._local + self._remote
