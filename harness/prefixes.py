@@ -29,8 +29,8 @@ class PrefixKeeper(Protocol):
         be there), and `decode` has its cache."""
         ...
 
-    def copied(self, request: Request, sink_cluster: str, tokens: int) -> None:
-        """The first `tokens` of the prompt and the state there were fetched into a cluster."""
+    def copied(self, request: Request, sink: InstanceSpec, tokens: int) -> None:
+        """The first `tokens` of the prompt and the state there were fetched for `sink`."""
         ...
 
 
@@ -54,8 +54,8 @@ class PoolKeeper:
             aligned = request.block_tokens and whole % request.block_tokens == 0
             self.pools[decode.cluster].keep_received(request, whole, whole if aligned else 0)
 
-    def copied(self, request: Request, sink_cluster: str, tokens: int) -> None:
-        self.pools[sink_cluster].keep_received(request, tokens, tokens)
+    def copied(self, request: Request, sink: InstanceSpec, tokens: int) -> None:
+        self.pools[sink.cluster].keep_received(request, tokens, tokens)
 
 
 class LearningKeeper:
@@ -94,5 +94,5 @@ class LearningKeeper:
             if boundary % size == 0 and index < len(keys):
                 directory.event(prefill.name, CacheEvent(Group.STATE, True, keys[index]))
 
-    def copied(self, request: Request, sink_cluster: str, tokens: int) -> None:
-        """Workers fetch nothing: `View.copies` is off."""
+    def copied(self, request: Request, sink: InstanceSpec, tokens: int) -> None:
+        """Nothing is fetched here: `View.copies` is off."""

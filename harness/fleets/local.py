@@ -21,18 +21,21 @@ from typing import Any
 
 import aiohttp
 
-from engine.cache.checkpoints import CheckpointPolicy
 from engine.model.config import ModelConfig, shape
 from harness.directory import PrefixDirectory
 from harness.errors import BadInput, NotReady
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.nursery import Nursery, last_line
+from harness.fleets.page_names import PageNames
+from harness.fleets.senders import listen_to_senders
+from harness.fleets.worker_copier import WorkerCopier
+from harness.fleets.worker_keeper import WorkerKeeper
 from harness.instances.remote import DataAddress, RemoteInstance
 from harness.links.base import ShapedLink
 from harness.links.factory import open_link
 from harness.ports import Instance, InstanceSpec, Link, Role
 from harness.prediction import peak_rate, plan_experiment
-from harness.prefixes import LearningKeeper, PrefixKeeper
+from harness.prefixes import PrefixKeeper
 from harness.profiles import Profile, load_profile
 from harness.scale import Scale
 from harness.topology import PD, PRFAAS, build_view, instance_specs
@@ -152,7 +155,9 @@ class LocalFleet:
         self.view = View(0.0, {}, {}, {})
         self.verify = self._verify
         self.prefixes: PrefixKeeper | None = None
-        self.copier = None
+        self.copier: WorkerCopier | None = None
+        self._names: PageNames | None = None
+        self._keeper: WorkerKeeper | None = None
         self.patience_s = 0.0
         self._owner = owner
         self._configuration = configuration
@@ -172,7 +177,9 @@ class LocalFleet:
         if self._configuration.n_prfaas:
             spec = experiment.link.scaled(scale.byte_scale / scale.time_scale, scale.time_scale)
             self._shaped = await open_link(spec, (PRFAAS, PD))
-            self.links = {(PRFAAS, PD): self._shaped.direction(PRFAAS, PD)}
+            self.links = {
+                ends: self._shaped.direction(*ends) for ends in ((PRFAAS, PD), (PD, PRFAAS))
+            }
         self._write_pacing()
         self._nursery = await Nursery.start(self._folder)
         oracle = InstanceSpec(ORACLE, PD, Role.DECODE, "")
@@ -194,12 +201,17 @@ class LocalFleet:
         ]
         if self._shaped is not None:
             self._shaped.start_schedule()
+            hearer = self._shaped.direction(PRFAAS, PD)
+            self._watchers.append(
+                asyncio.ensure_future(listen_to_senders(self._sender_sessions, hearer))
+            )
         self._start_s = time.monotonic() - began_s
 
     async def close(self) -> None:
         self._closing = True
         for watcher in self._watchers:
             watcher.cancel()
+        await self._close_prefixes()
         for worker in self._workers.values():
             await worker.session.close()
         if self._nursery is not None:
@@ -230,12 +242,19 @@ class LocalFleet:
         await old.session.close()
         old.socket.unlink(missing_ok=True)
         await self._spawn(replace(old.spec, role=instance.role), instance.local_data.port)
-        directory = self.view.directory
-        if isinstance(directory, PrefixDirectory):
-            directory.forget(name)
+        if self._keeper is not None and name != ORACLE:
+            self._keeper.forget(name)
         self._watchers = [watcher for watcher in self._watchers if not watcher.done()]
         self._watchers.append(asyncio.ensure_future(self._watch(self._remote(name))))
         self.view.set_lost(name, False)
+
+    def _sender_sessions(self) -> dict[str, aiohttp.ClientSession]:
+        """Of the workers whose caches cross the link."""
+        return {
+            name: worker.session
+            for name, worker in self._workers.items()
+            if worker.spec.cluster == PRFAAS and worker.exit_status is None
+        }
 
     def _remote(self, name: str) -> RemoteInstance:
         instance = self.instances[name]
@@ -255,19 +274,33 @@ class LocalFleet:
             "lost_workers": sorted(each.spec.name for each in remote if each.lost),
             "paced_steps": sum(each.paced_jobs for each in remote),
             "pacing_overruns": sum(each.overruns for each in remote),
+            **(self.copier.facts() if self.copier else {}),
         }
 
     def _directory(self, specs: list[InstanceSpec]) -> PrefixKeeper | None:
-        """A directory of the workers' own pools, which the router fills with what it knows."""
-        cache = self._owner.experiment.cache
+        """A directory of the workers' own pools, fed by their events; where there is a link,
+        prefixes are fetched across it."""
+        cache, emulate = self._owner.experiment.cache, self._owner.experiment.emulate
         if not cache.enabled:
             return None
         directory = PrefixDirectory(cache.directory_entries)
         for spec in specs:
             directory.add_instance(spec.name, spec.cluster)
         self.view.directory = directory
-        policy = CheckpointPolicy(cache.interval_blocks, cache.prompt_end, cache.junction)
-        return LearningKeeper(directory, policy)
+        self._names = PageNames(emulate.page_tokens, self._page_tokens(), cache.directory_entries)
+        self._keeper = WorkerKeeper(directory, self._names, self._cache_events)
+        if self.links:
+            self.view.copies = True
+            self.copier = WorkerCopier(self.view, directory, self.instances)
+        return self._keeper
+
+    async def _cache_events(self, name: str) -> list[list[Any]]:
+        return await self._remote(name).cache_events()
+
+    async def _close_prefixes(self) -> None:
+        for part in (self.copier, self._keeper):
+            if part is not None:
+                await part.close()
 
     async def _verify(self, request: Request, token_ids: list[int]) -> bool:
         """Whether one monolithic engine generates the same tokens for `request`."""
@@ -310,8 +343,8 @@ class LocalFleet:
         data = worker.health["data"]
         local = DataAddress(data["host"], data["port"], worker.health["incarnation"])
         across = None
-        if self._shaped is not None and spec.cluster == PD:
-            host, port = await self._shaped.expose(PD, local.host, local.port)
+        if self._shaped is not None:
+            host, port = await self._shaped.expose(spec.cluster, local.host, local.port)
             across = DataAddress(host, port, local.incarnation)
         self.instances[spec.name] = RemoteInstance(
             spec,
@@ -339,6 +372,7 @@ class LocalFleet:
             "page-tokens": emulate.page_tokens,
             "pages": PAGES,
             "slots": SLOTS,
+            "checkpoint-interval": self._owner.experiment.cache.interval_blocks,
             "pacing": pacing,
             "data-host": host,
             "data-port": data_port,
@@ -367,8 +401,10 @@ class LocalFleet:
 
     def _engine_request(self, request: Request) -> tuple[list[int], int]:
         scaled = TokenScale(self.scale.token_scale).request(request)
-        ids = prompt_tokens(scaled, self._owner.model.vocab, self._owner.experiment.seed)
-        return ids.tolist(), scaled.output_tokens
+        ids = prompt_tokens(scaled, self._owner.model.vocab, self._owner.experiment.seed).tolist()
+        if self._names is not None:
+            self._names.learn(request, ids)
+        return ids, scaled.output_tokens
 
     def _lost(self, spec: InstanceSpec, why: str) -> None:
         """A worker ended or fell silent: fail what it had in hand and route around it. Once for

@@ -106,7 +106,7 @@ def _consider_copies(found: Candidate, request: Request, view: View) -> None:
         if path is None:
             continue
         if held_tokens < 0:
-            held_tokens = directory.held_tokens(pool.cluster, request)
+            held_tokens = directory.instance_held_tokens(pool.names[found.key], request)
         n_bytes = pool.profile.kv_bytes(tokens, min(tokens, held_tokens))
         work_s = pool.profile.prefill_s(request.input_tokens, tokens) + path.copy_s(n_bytes)
         if work_s < found.work_s:

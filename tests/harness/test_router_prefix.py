@@ -129,7 +129,7 @@ def test_a_wrong_entry_costs_time_and_nothing_else() -> None:
     clock.run(scenario())
 
 
-def test_a_failed_copy_is_retried_like_any_attempt() -> None:
+def test_a_failed_copy_costs_time_only() -> None:
     async def scenario() -> None:
         fleet = fleet_of()
         await serve(fleet, Naive(), prompt(1, 100))
@@ -147,7 +147,8 @@ def test_a_failed_copy_is_retried_like_any_attempt() -> None:
 
         fleet.view.prefill[PRFAAS].set_usable(0, False)
         record = await serve(fleet, CopyOnce(), prompt(2, 120))
-        assert (record.attempts, record.cached_tokens) == (2, 100 * BLOCK)
+        assert (record.attempts, record.cached_tokens, record.wire_bytes) == (1, 0, 0)
+        assert prefill_s(record) == pytest.approx(H20.prefill_s(record.input_tokens))
         assert fleet.view.path(PRFAAS, PD).outstanding_bytes == 0.0
 
     clock.run(scenario())
