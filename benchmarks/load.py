@@ -1,9 +1,10 @@
 """What the load generator itself can do, against the bundled stub server on this machine.
 
 `make bench-load` prints, each from runs of the `prfaas load` command's own client processes:
-- the ceiling: requests and stream chunks per CPU-second of the client (every chunk stamped and
-  written to Parquet), net of start-up, by the difference of a long and a short run;
-- how late sends are in an open loop at half of the rate that would fill one client process;
+- the ceiling: requests/s of one client process in a closed loop, and requests and stream chunks per
+  CPU-second of it (every chunk stamped and written to Parquet), net of start-up, by the difference
+  of a long and a short run;
+- half of that ceiling, and how late sends are there in an open loop;
 - 10,000 streams at once, and whether each of them came through;
 - the client's memory over a run of many requests (a million with --million).
 
@@ -30,6 +31,7 @@ import pyarrow.parquet as pq
 from harness.load.clients import Clients, PhaseDone
 from harness.load.spec import LoadSpec, measured_phase
 from harness.targets.base import TargetSpec
+from results.table import number
 from workloads.spec import parse_arrivals, parse_workload
 
 #: Chunks, and tokens, of an answer in the ceiling; prompt tokens; requests in flight.
@@ -147,35 +149,25 @@ def ceiling(requests: int) -> Ceiling:
 class Lateness:
     rate: float
     p50_ms: float | None
+    p90_ms: float | None
     p99_ms: float | None
-    loop_blocked_share: float
-
-
-def full_rate() -> float:
-    """Requests/s that would fill one client process in an open loop, from its CPU at a low rate.
-    Chunks come one a read there, which costs more than in a closed loop, where they pile up.
-    """
-    rate = 400.0
-    with stub("--ttft-ms", "20") as url:
-        made = run(spec_of(url, int(rate * 4), in_flight=None, rate=rate))
-    return rate / made.done.clients[0].cpu_share
+    client_cpu_share: float
+    core_wait_share: float
 
 
 def lateness(rate: float, seconds: float) -> Lateness:
     """Own lateness of sends (sent - due) at a constant `rate`, requests/s."""
     with stub("--ttft-ms", "20") as url:
         made = run(spec_of(url, int(rate * seconds), in_flight=None, rate=rate))
+    assert made.done.counts.succeeded == made.rows
     histogram = made.done.tally.histograms["lateness"]
 
-    def ms(value: float | None) -> float | None:
+    def ms(q: float) -> float | None:
+        value = histogram.percentile(q)
         return None if value is None else value * 1e3
 
-    return Lateness(
-        rate,
-        ms(histogram.percentile(0.5)),
-        ms(histogram.percentile(0.99)),
-        made.done.clients[0].blocked_share,
-    )
+    health = made.done.clients[0]
+    return Lateness(rate, ms(0.5), ms(0.9), ms(0.99), health.cpu_share, health.core_wait_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +234,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=10_000)
     parser.add_argument("--million", action="store_true", help="memory over a million requests")
     parser.add_argument("--only", choices=("ceiling", "lateness", "streams", "memory"))
-    parser.add_argument("--rate", type=float, default=None, help="of the lateness run")
+    parser.add_argument(
+        "--rate", type=float, default=None, help="of the lateness run, instead of half the ceiling"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found: dict[str, object] = {}
@@ -255,22 +249,29 @@ def main() -> None:
     def wanted(name: str) -> bool:
         return options.only in (None, name)
 
-    if wanted("ceiling"):
+    rate = options.rate
+    if wanted("ceiling") or (wanted("lateness") and rate is None):
         top = ceiling(options.requests)
+        rate = rate or top.requests_per_s / 2
         tell(
             "ceiling",
             asdict(top),
-            f"{top.requests_per_cpu_s:,.0f} requests and {top.chunks_per_cpu_s:,.0f} chunks per "
-            f"CPU-second; {top.requests_per_s:,.0f} requests/s at {top.client_cpu_share:.0%} of a "
-            "core (the stub has the other)",
+            f"{top.requests_per_s:,.0f} requests/s at {top.client_cpu_share:.0%} of a core (the "
+            f"stub has the other); {top.requests_per_cpu_s:,.0f} requests and "
+            f"{top.chunks_per_cpu_s:,.0f} chunks per CPU-second",
         )
     if wanted("lateness"):
-        late = lateness(options.rate or full_rate() / 2, options.seconds)
+        assert rate is not None
+        late = lateness(rate, options.seconds)
+        named = (
+            f"{late.rate:,.0f} requests/s" if options.rate else f"half of it, {late.rate:,.0f}/s"
+        )
         tell(
             "lateness",
             asdict(late),
-            f"P50 {late.p50_ms} ms, P99 {late.p99_ms} ms at {late.rate:,.0f} requests/s "
-            f"(loop blocked {late.loop_blocked_share:.1%})",
+            f"at {named}: P50 {number(late.p50_ms)} ms, P90 {number(late.p90_ms)} ms, P99 "
+            f"{number(late.p99_ms)} ms; {late.client_cpu_share:.0%} of a core, waited for one "
+            f"{late.core_wait_share:.1%} of the time",
         )
     if wanted("streams"):
         many = at_once(options.streams)

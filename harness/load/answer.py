@@ -31,9 +31,9 @@ def read_event(flight: Flight, payload: bytes, now: float) -> None:
     if choices:
         for choice in choices:
             _read_choice(flight, choice, choice.get("delta"), now)
-    if "error" in chunk and chunk["error"]:
+    if chunk.get("error"):
         flight.fail(f"error in the stream: {error_text(chunk['error'])}")
-    if "usage" in chunk and chunk["usage"]:
+    if chunk.get("usage"):
         _read_usage(flight, chunk["usage"])
 
 

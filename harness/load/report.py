@@ -169,11 +169,15 @@ def _client(done: LoadDone) -> Iterator[str]:
     blocked = max(
         (each["blocked_s"] / max(each["duration_s"], 1e-9) for each in clients), default=0.0
     )
+    starved = max(
+        (each["core_wait_s"] / max(each["duration_s"], 1e-9) for each in clients), default=0.0
+    )
 
     def ms(value: float | None) -> str:
         return "-" if value is None else f"{number(value * 1e3)} ms"
 
     yield (
         f"{'the client itself':<{_WIDTH}}own lateness P99 {ms(lateness)}, connection wait P99 "
-        f"{ms(waits)}, loop blocked {blocked:.1%}, CPU {busiest:.0%} of a core"
+        f"{ms(waits)}, loop blocked {blocked:.1%}, CPU {busiest:.0%} of a core, {starved:.1%} "
+        "of the time ready and without one"
     )

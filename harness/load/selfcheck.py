@@ -20,6 +20,8 @@ POOL_WAIT_S = 0.010
 class ClientHealth:
     """One client process over one phase. `blocked_s` sums how late the loop's own timer came;
     `connection_limit` says that waits for connections come from a limit and not from opening them.
+    `core_wait_s` is how long the loop's thread was ready to run and other processes had the cores:
+    what of the rest is the machine's doing.
     """
 
     duration_s: float
@@ -27,10 +29,15 @@ class ClientHealth:
     blocked_s: float
     longest_block_s: float
     connection_limit: bool = False
+    core_wait_s: float = 0.0
 
     @property
     def cpu_share(self) -> float:
         return self.cpu_s / self.duration_s if self.duration_s > 0 else 0.0
+
+    @property
+    def core_wait_share(self) -> float:
+        return self.core_wait_s / self.duration_s if self.duration_s > 0 else 0.0
 
     @property
     def blocked_share(self) -> float:
