@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 from scripted import JSON, SSE, batch, chat, event, play, text, usage
 
+from harness.load.figures import ClientFigures, PhaseFigures, remarks
 from harness.load.flight import Flight
+from harness.load.spec import LoadSpec
 from harness.load.sse import SseParser
-from harness.load.tables import TABLES, requests_table, tokens_table
+from harness.load.tables import TABLES, client_table, requests_table, tokens_table
+from harness.targets.base import TargetSpec
 from results import metrics
 from results.metrics import Slo
 from results.records import Status
+from results.summary import Counts, PhaseSummary
 from results.tokens import gaps, times_us
 
 DONE = b"data: [DONE]\n\n"
@@ -223,6 +227,18 @@ def test_an_answer_in_one_chunk_has_no_tpot() -> None:
     assert metrics.percentile(metrics.tpot_s(requests), 0.5) is None
 
 
+def test_it_is_left_out_of_the_percentiles_and_counted() -> None:
+    from results.summarise import counts
+
+    whole = [(200, text("x" * 64, "length")), (200, usage(64)), (200, DONE)]
+    streamed = [(10 * k, text("a")) for k in range(1, 11)]
+    flights = [play(whole, asked=64)] * 7
+    flights += [play([*streamed, (110, text("b", "stop")), (110, DONE)], asked=11)] * 10
+    requests = batch(*flights).requests()
+    assert metrics.percentile(metrics.tpot_s(requests), 0.9) == pytest.approx(0.010)
+    assert (counts(requests).one_chunk, counts(requests).succeeded) == (7, 17)
+
+
 @pytest.mark.parametrize(("ttft_s", "met"), [(0.3, True), (0.1, False)])
 def test_a_tpot_limit_does_not_apply_and_the_rest_is_judged(ttft_s: float, met: bool) -> None:
     flight = play([(200, text("x" * 64, "length")), (200, usage(64))], asked=64)
@@ -249,6 +265,8 @@ def test_the_servers_count_is_used_and_ours_stands_apart() -> None:
     assert flight.client_tokens == 1
     row = requests_table(batch(flight), "c", TABLES["requests"]).to_pylist()[0]
     assert row["tokens_received"] == 100
+    row = client_table(batch(flight), "c", TABLES["client"]).to_pylist()[0]
+    assert (row["token_source"], row["client_tokens"], row["mismatch"]) == ("server", 1, True)
 
 
 def test_without_usage_chunks_are_counted() -> None:
@@ -257,8 +275,6 @@ def test_without_usage_chunks_are_counted() -> None:
 
 
 def test_a_server_that_counts_less_than_arrived_is_believed_and_flagged() -> None:
-    from harness.load.tables import client_table
-
     flight = play([(1, text("a")), (2, text("b")), (3, text("c", "stop")), (3, usage(2))])
     row = client_table(batch(flight), "c", TABLES["client"]).to_pylist()[0]
     assert (row["server_tokens"], row["client_tokens"], row["mismatch"]) == (2, 3, True)
@@ -327,6 +343,24 @@ def test_fewer_tokens_than_asked_is_completed_and_short() -> None:
     flight = play([*tokens, (100, chat("a", "stop")), (100, usage(10)), (100, DONE)], asked=1024)
     assert flight.status is Status.SUCCEEDED
     assert counts(batch(flight).requests()).short == 1
+
+
+@pytest.mark.parametrize(
+    ("ignore_eos", "short", "warned"), [(True, 3, True), (False, 3, False), (True, 0, False)]
+)
+def test_a_run_warns_of_short_answers_that_could_not_be(
+    ignore_eos: bool, short: int, warned: bool
+) -> None:
+    counted = Counts(offered=9, succeeded=9, short=short)
+    phase = PhaseFigures(
+        PhaseSummary("load", counts=counted),
+        None,
+        ClientFigures(0, 0, 0, 0, 0, None, None, None),
+    )
+    spec = LoadSpec(target=TargetSpec(ignore_eos=ignore_eos))
+    said = [each for each in remarks(spec, [phase]) if "shorter than asked" in each]
+    assert bool(said) == warned
+    assert all(each.startswith(f"{short} answers") for each in said)
 
 
 # 10. A server that refuses looks fast

@@ -39,6 +39,17 @@ def test_chunks_cut_anywhere(
     assert (body, parser.ended, parser.keep_alive) == (b"".join(pieces), True, True)
 
 
+@given(st.lists(st.binary(min_size=1, max_size=300), max_size=8), st.booleans())
+def test_a_chunk_a_read(pieces: list[bytes], upper: bool) -> None:
+    size = b"%X" if upper else b"%x"
+    reads = [(size + b"\r\n%b\r\n") % (len(each), each) for each in pieces]
+    parser = ResponseParser()
+    assert parser.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n") == b""
+    assert [parser.feed(read) for read in reads] == pieces
+    assert not parser.ended
+    assert (parser.feed(b"0\r\n\r\n"), parser.ended) == (b"", True)
+
+
 @given(st.binary(max_size=80), cuts)
 def test_a_length_cut_anywhere(content: bytes, places: list[int]) -> None:
     sent = b"HTTP/1.1 503 Busy\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content)

@@ -44,6 +44,16 @@ def test_boundaries_never_matter(
     assert parse(*cut(sent, places)) == wanted
 
 
+@given(payloads, st.lists(st.sampled_from(["\n\n", "\r\n\r\n", "\r\r", "\n: ping\n\n"])))
+def test_an_event_a_read(texts: list[str], ends: list[str]) -> None:
+    reads = [f"data: {value}{end}".encode() for value, end in zip(texts, ends, strict=False)]
+    parser = SseParser()
+    found = [parser.feed(read) for read in reads]
+    wanted = [[value.encode()] for value, _ in zip(texts, ends, strict=False)]
+    # An event that ends in CR is whole already; a LF that follows would belong to it.
+    assert found == wanted
+
+
 @given(st.binary(max_size=200), cuts)
 def test_any_bytes_parse_alike_however_they_are_cut(data: bytes, places: list[int]) -> None:
     assert parse(*cut(data, places)) == parse(data)
