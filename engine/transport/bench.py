@@ -41,16 +41,30 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """size_bytes: of one cache. layers: into how many it is cut for the layer-wise transfers.
-    rounds: of the interleaved window. security: (source, sink), to measure TLS as well."""
+    """size_bytes: what each contestant sends a round. layers, layer_bytes: of one cache of the
+    layer-wise transfers; as many caches are sent as make up size_bytes (layer_bytes 0: one), and
+    `parallel` of them are under way at a time, as a prefill instance has them. rounds: of the
+    interleaved window. security: (source, sink), to measure TLS as well."""
 
     size_bytes: int = 256 << 20
     layers: int = 32
+    layer_bytes: int = 0
+    parallel: int = 4
     lanes: int = 4
     chunk_bytes: int = 1 << 20
     rounds: int = 5
     overlap: bool = True
     security: tuple[Security, Security] | None = None
+
+    def layered(self) -> dict[str, int]:
+        """The layer-wise job."""
+        size = self.layer_bytes or self.size_bytes // self.layers
+        return {
+            "layers": self.layers,
+            "layer_bytes": size,
+            "caches": max(1, self.size_bytes // (self.layers * size)),
+            "parallel": self.parallel,
+        }
 
 
 @dataclass(slots=True)
@@ -178,11 +192,10 @@ async def run_bench(place: Place, plan: Plan) -> Result:
         if plan.security is not None:
             secure = await _Pair.start(stack, place, plan, plan.security)
         whole = {"layers": 1, "layer_bytes": plan.size_bytes}
-        layered = {"layers": plan.layers, "layer_bytes": plan.size_bytes // plan.layers}
         contestants: dict[str, Callable[[], Awaitable[tuple[float, float] | None]]] = {
             "raw": lambda: plain.measure({**whole, "raw": plan.lanes}),
             "single": lambda: plain.measure(whole),
-            "layers": lambda: plain.measure(layered),
+            "layers": lambda: plain.measure(plan.layered()),
         }
         if secure is not None:
             contestants["tls"] = lambda: secure.measure(whole)
@@ -252,7 +265,7 @@ class _Pair:
         to = list(self.raw_address if raw else self.address)
         answer = await self.source.ask({"chunk_bytes": self.plan.chunk_bytes, **job, "to": to})
         used_s = answer["cpu_s"] + (await self.sink.ask({}))[name] - before
-        size = job["layers"] * job["layer_bytes"]
+        size = job.get("caches", 1) * job["layers"] * job["layer_bytes"]
         return 8 * size / answer["seconds"] / 1e9, used_s / (size / 1e9)
 
     async def overlap(self, measured: Measure) -> Overlap:

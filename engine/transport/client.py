@@ -179,6 +179,7 @@ class DataPlane:
         self._audit: deque[dict[str, Any]] = deque(maxlen=KEPT_ROWS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._writer: asyncio.StreamWriter | None = None
+        self._untold: list[Message] = []
 
     @classmethod
     async def start(
@@ -287,6 +288,7 @@ class DataPlane:
     async def close(self) -> None:
         """End the plane; transfers in progress fail. Idempotent."""
         if self._writer is not None and not self.closed.done():
+            self._flush()
             with contextlib.suppress(OSError):
                 self._writer.write(encode({"op": "close"}))
                 await self._writer.drain()
@@ -315,7 +317,20 @@ class DataPlane:
     def _tell(self, message: Message) -> None:
         if self._writer is None or self.closed.done():
             raise PlaneLost("the data plane has ended")
-        self._writer.write(encode(message))
+        # What one turn of the loop has to say goes in one write, and pushes of one transfer in one
+        # message: a plane then wakes once for many layers.
+        last = self._untold[-1] if self._untold else None
+        if last is None:
+            asyncio.get_running_loop().call_soon(self._flush)
+        elif message["op"] == last["op"] == "push" and message["t"] == last["t"]:
+            last["pieces"] += message["pieces"]
+            return
+        self._untold.append(message)
+
+    def _flush(self) -> None:
+        untold, self._untold = self._untold, []
+        if untold and self._writer is not None and not self.closed.done():
+            self._writer.write(b"".join(map(encode, untold)))
 
     async def _beat(self) -> None:
         while not self.closed.done():

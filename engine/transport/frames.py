@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import xxhash
 
@@ -55,8 +56,7 @@ class Type(IntEnum):
 _TYPES = {int(t): t for t in Type}
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """One frame's header.
 
     source, target: incarnations of sender and addressee (0: not known yet, handshake only).

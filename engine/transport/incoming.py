@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from engine.transport.frames import Type
 from engine.transport.messages import Commit, Key, Manifest, Reason
@@ -68,8 +69,7 @@ class Denied:
 ReceiverEvent = Denied | Offered | Withdrawn | Verified | Aborted
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """Where a chunk goes: bytes [start, start + size) of `region` of the transfer `handle`."""
 
     handle: Handle

@@ -121,7 +121,10 @@ class SendLane(threading.Thread):
                 while True:
                     if state.epoch != epoch or state.closed:
                         return
-                    tasks = self._take(time.monotonic())
+                    # Small chunks share a system call at each end.
+                    tasks = sender.next_chunks(
+                        time.monotonic(), self.lane, BATCH_BYTES, BATCH_CHUNKS
+                    )
                     if tasks:
                         break
                     state.changed.wait()
@@ -147,18 +150,6 @@ class SendLane(threading.Thread):
                         sender.chunk_sent(time.monotonic(), task, digest, 0)
                     self._wake()
                 raise
-
-    def _take(self, now: float) -> list[ChunkTask]:
-        """One chunk, or several small ones: they share a system call at each end."""
-        tasks: list[ChunkTask] = []
-        size = 0
-        while size < BATCH_BYTES and len(tasks) < BATCH_CHUNKS:
-            task = self._state.sender.next_chunk(now, self.lane)
-            if task is None:
-                break
-            tasks.append(task)
-            size += task.size
-        return tasks
 
     def _body(self, task: ChunkTask) -> tuple[str, list[Range]]:
         """(codec, arena ranges) of a chunk. Needs the lock."""
@@ -236,4 +227,6 @@ def receive_lane(
 
 def wire_size(manifest: Manifest, kind: int, size: int) -> int:
     """Bytes of a chunk on the wire under the manifest's codecs."""
+    if not manifest.codecs:
+        return size
     return wire_bytes(next((c for k, c in manifest.codecs.items() if k == kind), RAW), size)

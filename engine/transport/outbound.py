@@ -118,7 +118,13 @@ class Session:
                 region = Region(layer, Kind(kind))
                 source.ranges[region].extend(ranges)
                 self.state.sender.push(transfer, region, sum(length for _, length in ranges))
-            self.state.changed.notify_all()
+
+    def announce(self) -> None:
+        """Wake the lanes for what was pushed. Not at each push: small layers that come together
+        should leave together."""
+        with self.state.changed:
+            if self.state.sender.has_ready:
+                self.state.changed.notify_all()
 
     def commit(self, transfer: int, first_token: int, meta: dict) -> None:
         with self.state.changed:
@@ -181,7 +187,8 @@ class Session:
             with self.state.changed:
                 for frame in frames:
                     self.state.sender.on_frame(now, frame)
-                self.state.changed.notify_all()
+                if self.state.sender.has_ready:
+                    self.state.changed.notify_all()
         except BROKEN as error:
             self.disconnect(now, str(error))
 

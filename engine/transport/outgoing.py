@@ -6,13 +6,13 @@ from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from engine.transport.messages import Key, Manifest
 from engine.transport.regions import ChunkPlan, Region
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkTask:
+class ChunkTask(NamedTuple):
     """One chunk for a lane to send: bytes [start, start + size) of `region`."""
 
     transfer: int

@@ -38,14 +38,16 @@ def cpu_s(pid: int) -> float:
 
 
 class Sink:
-    """Takes every offer into the same memory: caches are dropped as soon as they are admitted."""
+    """Takes every offer into the next memory, round and round: caches are dropped as soon as they
+    are admitted."""
 
     def __init__(self, arena: SharedArena) -> None:
         self.arena = arena
         self.committed = 0
+        self._next = 0
 
     async def on_offer(self, key: Key, manifest: Manifest) -> dict[Region, list[Range]]:
-        at = 0
+        at, self._next = _place(self._next, manifest.total_bytes, self.arena.size_bytes)
         regions = {}
         for item in manifest.regions:
             regions[item.region] = [Range(at, item.size_bytes)]
@@ -57,6 +59,13 @@ class Sink:
 
     def on_abort(self, key: Key) -> None:
         pass
+
+
+def _place(at: int, size: int, room: int) -> tuple[int, int]:
+    """(where `size` bytes lie, where the next ones begin) in `room` bytes used round and round."""
+    if at + size > room:
+        at = 0
+    return at, at + size
 
 
 def _settings(options: dict[str, Any], incarnation: int, host: str) -> Settings:
@@ -95,8 +104,9 @@ async def sink(options: dict[str, Any]) -> None:
 async def source(options: dict[str, Any]) -> None:
     """Prints {}; each line is a job, answered with its seconds, CPU seconds and bytes.
 
-    job: to (host, port), layers, layer_bytes, chunk_bytes, pace_s (compute per layer before it may
-    be pushed), serial (push only after the last layer), or raw (that many plain sockets instead).
+    job: to (host, port), layers, layer_bytes, chunk_bytes, caches (how many, 1 unless given) of
+    which `parallel` are under way at a time, pace_s (compute per layer before it may be pushed),
+    serial (push only after the last layer), or raw (that many plain sockets instead).
     """
     arena = SharedArena.create(options["arena_bytes"])
     block = os.urandom(1 << 20)
@@ -111,12 +121,12 @@ async def source(options: dict[str, Any]) -> None:
         pid = os.getpid() if "raw" in job else plane.pid
         used_s, started_s = cpu_s(pid), time.perf_counter()
         if "raw" in job:
-            total = job["layers"] * job["layer_bytes"]
+            total = job.get("caches", 1) * job["layers"] * job["layer_bytes"]
             await asyncio.to_thread(send_raw, tuple(job["to"]), arena, total, job["raw"])
             result = {"wire_bytes": total, "resent": 0}
         else:
             number += 1
-            result = await _send(plane, Key(f"{os.getpid()}-{number}"), job, started_s)
+            result = await _send_all(plane, f"{os.getpid()}-{number}", job, started_s)
             result["verdicts"] = _verdicts(plane)
         result["seconds"] = time.perf_counter() - started_s
         result["cpu_s"] = cpu_s(pid) - used_s
@@ -124,12 +134,31 @@ async def source(options: dict[str, Any]) -> None:
     await plane.close()
 
 
-async def _send(plane: DataPlane, key: Key, job: dict[str, Any], started_s: float) -> dict:
+async def _send_all(plane: DataPlane, name: str, job: dict[str, Any], started_s: float) -> dict:
+    """All caches of a job; sums of what `_send` says."""
+    left = iter(range(job.get("caches", 1)))
+    total = {"wire_bytes": 0, "resent": 0}
+
+    async def one_by_one() -> None:
+        for cache in left:
+            result = await _send(plane, Key(f"{name}-{cache}"), cache, job, started_s)
+            for key in total:
+                total[key] += result[key]
+
+    await asyncio.gather(*(one_by_one() for _ in range(job.get("parallel", 1))))
+    return total
+
+
+async def _send(
+    plane: DataPlane, key: Key, cache: int, job: dict[str, Any], started_s: float
+) -> dict:
     size = job["layer_bytes"]
+    whole = job["layers"] * size
+    base = cache % (plane.arena.size_bytes // whole) * whole
     regions = tuple(RegionSize(Region(n, Kind.KV), size) for n in range(job["layers"]))
     manifest = Manifest(regions, n_tokens=1, chunk_bytes=job.get("chunk_bytes", 1 << 20))
     transfer = plane.offer(Peer(*job["to"]), key, manifest)
-    pieces = [(item.region, [Range(n * size, size)]) for n, item in enumerate(regions)]
+    pieces = [(item.region, [Range(base + n * size, size)]) for n, item in enumerate(regions)]
     for layer, piece in enumerate(pieces):
         if job.get("pace_s"):
             due_s = started_s + (layer + 1) * job["pace_s"]

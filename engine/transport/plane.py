@@ -86,6 +86,7 @@ class Plane:
         self._offers: dict[Handle, Manifest] = {}
         self._verified: dict[Handle, Verified] = {}
         self._sampled_s = 0.0
+        self._pushed: dict[Peer, Session] = {}
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_wakeup)
         self._selector.register(self._worker, selectors.EVENT_READ, self._on_worker)
         self._selector.register(self._inbound.listener, selectors.EVENT_READ, self._on_listener)
@@ -142,6 +143,9 @@ class Plane:
         self._worker_heard_s = time.monotonic()
         for message in self._reader.feed(data):
             self._handlers[message["op"]](self, message)
+        for session in self._pushed.values():
+            session.announce()
+        self._pushed.clear()
 
     def _worker_alive(self) -> bool:
         """Whether the worker was heard lately (any thread)."""
@@ -232,6 +236,7 @@ class Plane:
         known = self._by_worker.get(message["t"])
         if known is not None:
             known[0].push(known[1], message["pieces"])
+            self._pushed[known[0].peer] = known[0]
 
     def _commit(self, message: Message) -> None:
         known = self._by_worker.get(message["t"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -72,8 +71,13 @@ class RangeList:
         """The arena ranges that hold bytes [start, start + length) of the string."""
         if start < 0 or start + length > len(self):
             raise ValueError(f"bytes [{start}, {start + length}) of a region of {len(self)}")
-        pieces: list[Range] = []
         index = bisect_right(self._ends, start)
+        if length:
+            offset, whole_length = self._ranges[index]
+            skip = start - (self._ends[index] - whole_length)
+            if length <= whole_length - skip:  # most chunks
+                return [Range(offset + skip, length)]
+        pieces: list[Range] = []
         while length:
             whole = self._ranges[index]
             skip = start - (self._ends[index] - whole.length)
@@ -85,8 +89,7 @@ class RangeList:
         return pieces
 
 
-@dataclass(frozen=True, slots=True)
-class RegionSize:
+class RegionSize(NamedTuple):
     """A region's bytes as the manifest declares them."""
 
     region: Region

@@ -4,7 +4,7 @@ One `Sender` stands for one peer. It survives reconnects: a transfer is offered 
 from the receiver's bitmap of chunks. A restarted peer (another incarnation) fails every transfer.
 
 Driver's duties: keep one control connection and some data lanes; pass frames to `on_frame`, send
-what `outbox` holds, call `tick` often; each lane takes work from `next_chunk`, sends it, and
+what `outbox` holds, call `tick` often; each lane takes work from `next_chunks`, sends it, and
 reports `chunk_sent`. Memory of a transfer must stay untouched until its last event (`Ended`), which
 comes only when no lane still reads from it.
 """
@@ -135,23 +135,35 @@ class Sender:
         return len(self._transfers)
 
     @property
+    def has_ready(self) -> bool:
+        """Whether a lane may find something to send, credit permitting."""
+        return any(transfer.ready for transfer in self._transfers.values())
+
+    @property
     def backlog_bytes(self) -> int:
         """Bytes pushed and not yet acknowledged, over all transfers."""
         return sum(t.unacked_bytes for t in self._transfers.values())
 
     # --- what lanes ask ----------------------------------------------------------------------
 
-    def next_chunk(self, now: float, lane: int) -> ChunkTask | None:
-        """The next chunk for a lane, oldest transfer first; None: nothing ready or no credit."""
+    def next_chunks(
+        self, now: float, lane: int, most_bytes: int = 1, most_chunks: int = 1
+    ) -> list[ChunkTask]:
+        """The next chunks for a lane, oldest transfer first, until they make up `most_bytes` or
+        are `most_chunks`; empty: nothing ready or no credit. A lane takes one chunk whatever its
+        size."""
+        tasks: list[ChunkTask] = []
         if not self.connected:
-            return None
+            return tasks
+        taken = 0
         for transfer in self._transfers.values():
             if transfer.state is not OutgoingState.GRANTED:
                 continue
-            while transfer.ready:
-                number = transfer.ready[0]
-                if transfer.acked[number] or number in transfer.in_flight:
-                    transfer.ready.popleft()
+            ready, in_flight, acked = transfer.ready, transfer.in_flight, transfer.acked
+            while ready and taken < most_bytes and len(tasks) < most_chunks:
+                number = ready[0]
+                if acked[number] or number in in_flight:
+                    ready.popleft()
                     continue
                 region, index, start, size = transfer.plan.locate(number)
                 if (
@@ -159,15 +171,21 @@ class Sender:
                     and transfer.in_flight_bytes + size > transfer.credit_bytes
                 ):
                     break
-                transfer.ready.popleft()
-                transfer.in_flight[number] = lane
+                ready.popleft()
+                in_flight[number] = lane
                 transfer.in_flight_bytes += size
                 transfer.readers += 1
-                self._lane_progress.setdefault(lane, now)
-                return ChunkTask(
-                    transfer.id, transfer.key.attempt, number, region, index, start, size
+                taken += size
+                tasks.append(
+                    ChunkTask(transfer.id, transfer.key.attempt, number, region, index, start, size)
                 )
-        return None
+        if tasks:
+            self._lane_progress.setdefault(lane, now)
+        return tasks
+
+    def next_chunk(self, now: float, lane: int) -> ChunkTask | None:
+        """One chunk, or None."""
+        return next(iter(self.next_chunks(now, lane)), None)
 
     def chunk_sent(
         self, now: float, task: ChunkTask, checksum: int | None, wire_bytes: int

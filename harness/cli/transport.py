@@ -55,6 +55,12 @@ speed: compare ratios, and only within one table.
     )
     bench.add_argument("--mib", type=int, default=256, help="size of one cache (default 256)")
     bench.add_argument("--layers", type=int, default=32, help="layers of the layer-wise transfers")
+    bench.add_argument(
+        "--layer-kib",
+        type=int,
+        help="size of a layer; the layer-wise transfers are then a stream of caches that make up "
+        "--mib, four under way at a time (default: one cache of --mib)",
+    )
     bench.add_argument("--lanes", type=int, default=4, help="connections (default 4)")
     bench.add_argument("--chunk-kib", type=int, default=1024, help="chunk size (default 1024)")
     bench.add_argument("--rounds", type=int, default=5, help="rounds (default 5)")
@@ -84,14 +90,23 @@ def _plan(options: argparse.Namespace) -> Plan:
         if getattr(options, name) < least:
             flag = name.replace("_", "-")
             raise BadInput(f"--{flag} {getattr(options, name)}: at least {least} would do")
-    if (options.mib << 20) % (options.layers * 4096):
-        raise BadInput(f"--mib {options.mib} does not divide into {options.layers} layers of pages")
+    if options.layer_kib is None:
+        if (options.mib << 20) % (options.layers * 4096):
+            raise BadInput(
+                f"--mib {options.mib} does not divide into {options.layers} layers of pages"
+            )
+    elif not 4 <= options.layer_kib * options.layers <= options.mib << 10 or options.layer_kib % 4:
+        raise BadInput(
+            f"--layer-kib {options.layer_kib} x --layers {options.layers}: whole pages of 4 KiB, "
+            f"together at most --mib {options.mib}, would do"
+        )
     shaped = [at for at in options.at or () if at in SHAPED]
     if shaped and not options.rate_gbps:
         raise BadInput(f"--at {shaped[0]} needs --rate-gbps")
     return Plan(
         size_bytes=options.mib << 20,
         layers=options.layers,
+        layer_bytes=(options.layer_kib or 0) << 10,
         lanes=options.lanes,
         chunk_bytes=options.chunk_kib << 10,
         rounds=options.rounds,

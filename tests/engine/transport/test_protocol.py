@@ -339,7 +339,7 @@ def told(type_: Type, body: bytes = b"") -> Frame:
 
 def test_bitmap_names_only_chunks_that_were_verified() -> None:
     receiver, header, offer = granted_receiver(3)
-    here = receiver.begin_chunk(0.0, replace(header, chunk=1))
+    here = receiver.begin_chunk(0.0, header._replace(chunk=1))
     assert here is not None
     receiver.end_chunk(0.0, here, 5)
     assert receiver.begin_chunk(0.0, header) is not None  # still being written
