@@ -33,7 +33,7 @@ class Dashboard:
             self._live = live
             self._looks.clear()
             self._looks.append((0.0, 0, 0))
-        self._looks.append((live.real_s, live.counts.offered, live.counts.succeeded))
+        self._looks.append((live.real_s, live.sent, live.counts.succeeded))
         self._screen.show(picture(live, *self._rates(live)))
 
     def _rates(self, live: LivePhase) -> tuple[float, float]:
@@ -56,7 +56,7 @@ def picture(live: LivePhase, sent_rate: float, succeeded_rate: float) -> Rendera
         f"{scale.modelled_s(live.real_s):.0f} of {phase.duration_s:.0f} s, "
         f"{number(phase.request_rate)} req/s asked",
     )
-    table.add_row("sent", f"{counts.offered:,}", f"{number(sent_rate)}/s")
+    table.add_row("sent", f"{live.sent:,}", f"{number(sent_rate)}/s")
     table.add_row("succeeded", f"{counts.succeeded:,}", f"{number(succeeded_rate)}/s")
     table.add_row("failed", Text(f"{counts.failed:,}", style="red" if counts.failed else ""))
     table.add_row("in flight", f"{live.in_flight:,}")

@@ -46,9 +46,12 @@ class LivePhase:
         return self._loop.time() - self._begun_s
 
     @property
+    def sent(self) -> int:
+        return self.counts.offered - self.counts.unsent
+
+    @property
     def in_flight(self) -> int:
-        counts = self.counts
-        return counts.offered - counts.succeeded - counts.failed - counts.unsent
+        return self.sent - self.counts.succeeded - self.counts.failed
 
     def record(self, record: RequestRecord) -> None:
         """A request that ended."""

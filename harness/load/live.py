@@ -12,10 +12,15 @@ from rich.text import Text
 
 from harness.dashboard import failure_lines, quantiles
 from harness.load.clients import Progress
+from harness.replay import ReplayCounts
 from harness.screen import Screen
 from results.table import number
 
 _LINE_EVERY_S = 5.0
+
+
+def sent_of(counts: ReplayCounts) -> int:
+    return counts.offered - counts.unsent
 
 
 def interface_bytes(name: str) -> tuple[int, int]:
@@ -61,7 +66,7 @@ class LiveView:
     def _rates(self, progress: Progress) -> tuple[float, float, float]:
         """(sent, succeeded, bytes received) a second since the last update."""
         counts = progress.counts
-        now = (progress.elapsed_s, counts.offered, counts.succeeded, progress.received_bytes)
+        now = (progress.elapsed_s, sent_of(counts), counts.succeeded, progress.received_bytes)
         before, self._before = self._before or (0.0, 0, 0, 0), now
         span_s = max(now[0] - before[0], 1e-9)
         return tuple((a - b) / span_s for a, b in zip(now[1:], before[1:], strict=True))  # type: ignore[return-value]
@@ -80,7 +85,7 @@ class LiveView:
     def _line(self, progress: Progress, rates: tuple[float, float, float], link: str) -> str:
         counts = progress.counts
         return (
-            f"{self._phase} {progress.elapsed_s:.0f} s: {counts.offered:,} sent "
+            f"{self._phase} {progress.elapsed_s:.0f} s: {sent_of(counts):,} sent "
             f"({number(rates[0])}/s), {counts.succeeded:,} succeeded ({number(rates[1])}/s), "
             f"{counts.failed:,} failed, {progress.in_flight:,} in flight, "
             f"TTFT P50 {_ms(progress, 'ttft', 0.5)} P99 {_ms(progress, 'ttft', 0.99)} ms"
@@ -93,7 +98,7 @@ class LiveView:
         counts = progress.counts
         table = Table.grid(padding=(0, 2))
         table.add_row("phase", f"{self._phase}, {progress.elapsed_s:.0f} s")
-        table.add_row("sent", f"{counts.offered:,}", f"{number(rates[0])}/s")
+        table.add_row("sent", f"{sent_of(counts):,}", f"{number(rates[0])}/s")
         table.add_row("succeeded", f"{counts.succeeded:,}", f"{number(rates[1])}/s")
         table.add_row("failed", Text(f"{counts.failed:,}", style="red" if counts.failed else ""))
         table.add_row("in flight", f"{progress.in_flight:,}")

@@ -118,7 +118,7 @@ def test_the_picture_has_rates_latencies_links_and_failures(
         async def main() -> None:
             live = LivePhase("prfaas", PHASE, SCALE)
             dashboard = Dashboard(screen)
-            live.counts.offered = 60
+            live.counts.offered, live.counts.unsent = 70, 10
             live.counts.succeeded, live.counts.failed = 50, 2
             for _ in range(50):
                 live.record(served(0.5))
