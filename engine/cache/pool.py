@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 
 from engine.cache.checkpoints import CheckpointPolicy
 from engine.cache.figures import CacheEvent, Group, GroupFigures, Hit
+from engine.cache.lease import Block, Lease, Pin
+from engine.cache.numbers import Numbers
 
 __all__ = [
     "CacheEvent",
@@ -44,146 +46,6 @@ class NeverFits(ValueError):
     """The request needs more memory than the whole pool has."""
 
     exit_code = 2
-
-
-class _Block:
-    """A prefix-cache block. `slot` is its checkpoint (-1: none), from which `readers` copy now."""
-
-    __slots__ = ("key", "page", "readers", "refs", "slot")
-
-    def __init__(self, key: int, page: int) -> None:
-        self.key = key
-        self.page = page
-        self.refs = 1
-        self.slot = -1
-        self.readers = 0
-
-
-class _Numbers:
-    """Hands out the numbers first..first+count-1; freed ones are reused before fresh ones."""
-
-    __slots__ = ("_end", "_freed", "_fresh")
-
-    def __init__(self, first: int, count: int) -> None:
-        self._fresh = first
-        self._end = first + count
-        self._freed: list[int] = []
-
-    def __len__(self) -> int:
-        return self._end - self._fresh + len(self._freed)
-
-    def take(self) -> int:
-        """The next number; only when len(self) > 0."""
-        if self._freed:
-            return self._freed.pop()
-        self._fresh += 1
-        return self._fresh - 1
-
-    def give(self, numbers: Sequence[int]) -> None:
-        self._freed += numbers
-
-
-class Lease:
-    """The memory of one sequence. Made by `HybridPool.acquire`; ends with `release`.
-
-    `pages` is the block table. `slot` holds the live state; before it is first used, the state in
-    slot `copy_from` must be copied there (-1: nothing to copy) and `copied` called. The first
-    `reused_tokens` need no computing (or, with `arriving`, no receiving).
-    """
-
-    __slots__ = (
-        "_copied_block",
-        "_pending",
-        "_pool",
-        "_shared",
-        "_sharing",
-        "copy_from",
-        "hit",
-        "keys",
-        "pages",
-        "released",
-        "reused_tokens",
-        "slot",
-    )
-
-    def __init__(self, pool: HybridPool, keys: list[int], hit: Hit, shared: list[_Block]) -> None:
-        self._pool = pool
-        self.keys = keys
-        self.hit = hit
-        self._shared = shared
-        self._sharing = True
-        self.reused_tokens = len(shared) * pool.block_tokens
-        self.pages = [block.page for block in shared]
-        self.slot = -1
-        self.copy_from = -1
-        self._copied_block: _Block | None = None
-        self._pending: dict[int, int] = {}
-        self.released = False
-
-    def extend(self, n_tokens: int) -> None:
-        """Make room for `n_tokens` in all. Raises PoolFull (nothing changes) or NeverFits."""
-        self._pool._extend(self, n_tokens)
-
-    def copied(self) -> None:
-        """The state has been copied from `copy_from`; its checkpoint may go."""
-        block = self._copied_block
-        if block is not None:
-            block.readers -= 1
-            self._copied_block = None
-        self.copy_from = -1
-
-    def reserve_checkpoint(self, n_tokens: int) -> int:
-        """A slot to copy the state at `n_tokens` into; -1 when there is none to be had.
-
-        It becomes a checkpoint when `commit` reaches `n_tokens`.
-        """
-        assert n_tokens % self._pool.block_tokens == 0
-        if n_tokens in self._pending or n_tokens // self._pool.block_tokens > len(self.keys):
-            return -1
-        slot = self._pool._take_slot()
-        if slot >= 0:
-            self._pending[n_tokens] = slot
-        return slot
-
-    def commit(self, n_tokens: int) -> None:
-        """`n_tokens` are computed (or have arrived): share the full blocks among them that have
-        keys, and attach the checkpoints reserved up to there.
-        """
-        self._pool._commit(self, n_tokens)
-
-    def keep_state(self, n_tokens: int) -> None:
-        """The live state is the one at `n_tokens`: the next commit up to there makes it a
-        checkpoint. Nothing is computed on this lease any more.
-        """
-        assert n_tokens % self._pool.block_tokens == 0 and n_tokens not in self._pending
-        self._pending[n_tokens] = self.slot
-        self.slot = -1
-
-    def release(self) -> None:
-        """Give everything back; shared blocks stay cached. Only once."""
-        assert not self.released, "a lease is released once"
-        self._pool._release(self)
-
-
-class Pin:
-    """A cached prefix that stays as it is while somebody reads it: `pages`, and the checkpoint at
-    their end in `slot`. Made by `HybridPool.pin`; ends with `release`.
-    """
-
-    __slots__ = ("_chain", "_pool", "pages", "slot")
-
-    def __init__(self, pool: HybridPool, chain: list[_Block]) -> None:
-        self._pool = pool
-        self._chain = chain
-        self.pages = [block.page for block in chain]
-        self.slot = chain[-1].slot
-
-    def release(self) -> None:
-        """Only once."""
-        self._chain[-1].readers -= 1
-        self._pool._unpin(self._chain)
-        self._pool.leases -= 1
-        self._chain = []
 
 
 class HybridPool:
@@ -211,11 +73,11 @@ class HybridPool:
             )
         self.block_tokens = block_tokens
         self.policy = policy
-        self._pages = _Numbers(first_page, pages)
-        self._slots = _Numbers(first_slot, slots)
-        self._blocks: dict[int, _Block] = {}
-        self._idle: OrderedDict[int, _Block] = OrderedDict()
-        self._states: OrderedDict[int, _Block] = OrderedDict()
+        self._pages = Numbers(first_page, pages)
+        self._slots = Numbers(first_slot, slots)
+        self._blocks: dict[int, Block] = {}
+        self._idle: OrderedDict[int, Block] = OrderedDict()
+        self._states: OrderedDict[int, Block] = OrderedDict()
         self._kv = GroupFigures(pages)
         self._state = GroupFigures(slots)
         self._on_event = on_event
@@ -244,9 +106,9 @@ class HybridPool:
         state.owned = state.capacity - state.free - state.cached
         return {Group.KV: kv, Group.STATE: state}
 
-    def _walk(self, keys: Sequence[int], prompt_tokens: int) -> list[_Block]:
+    def _walk(self, keys: Sequence[int], prompt_tokens: int) -> list[Block]:
         """The cached blocks at the front of `keys`, as far as the prompt fills them."""
-        chain: list[_Block] = []
+        chain: list[Block] = []
         get = self._blocks.get
         for key in keys[: prompt_tokens // self.block_tokens]:
             block = get(key)
@@ -255,7 +117,7 @@ class HybridPool:
             chain.append(block)
         return chain
 
-    def _usable(self, chain: list[_Block], prompt_tokens: int) -> int:
+    def _usable(self, chain: list[Block], prompt_tokens: int) -> int:
         for index in range(min(len(chain), (prompt_tokens - 1) // self.block_tokens), 0, -1):
             if chain[index - 1].slot >= 0:
                 return index * self.block_tokens
@@ -363,7 +225,7 @@ class HybridPool:
                     # as a whole.
                     lease._sharing = False
                     break
-                blocks[key] = block = _Block(key, page)
+                blocks[key] = block = Block(key, page)
                 shared.append(block)
             self._kv.stored += len(shared) - first
             if self._on_event is not None:
@@ -396,13 +258,13 @@ class HybridPool:
         self._unpin(lease._shared)
         self.leases -= 1
 
-    def _pin_blocks(self, blocks: list[_Block]) -> None:
+    def _pin_blocks(self, blocks: list[Block]) -> None:
         for block in blocks:
             if not block.refs:
                 del self._idle[block.key]
             block.refs += 1
 
-    def _unpin(self, blocks: list[_Block]) -> None:
+    def _unpin(self, blocks: list[Block]) -> None:
         """Deepest first, so that the end of a chain is evicted before its beginning."""
         idle = self._idle
         for block in reversed(blocks):
@@ -425,7 +287,7 @@ class HybridPool:
                 return -1
         return self._slots.take()
 
-    def _detach(self, block: _Block) -> None:
+    def _detach(self, block: Block) -> None:
         block.slot = -1
         del self._states[block.key]
         self._state.evicted += 1
