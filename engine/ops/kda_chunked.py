@@ -8,19 +8,24 @@ of the log decay within the chunk, S0 the state before it (V-first) and e = exp:
     o_i = (q_i e(G_i)) S0^T + sum_{j <= i} (q_i . e(G_i - G_j) . k_j) R_j
     S1  = S0 Diag(e(G_C)) + R^T (k e(G_C - G))
 
-All of it is built by doubling blocks of s = 1, 2, 4 .. tokens. Each token carries its decay since
-its block's start and to its block's end. Where two blocks meet at a boundary b,
-e(G_i - G_j) = e(G_i - G_b) e(G_b - G_j) for i behind and j before it, so the new corner of a C x C
-matrix is a product of two factors <= 1 that are at hand; then the decays are extended to the
-doubled block. The only exponential taken is e(g): strong gates underflow to zero, nothing
-overflows, and no large sums are subtracted. The system is solved by block substitution in the same
-steps: with P, Q the inverses of both blocks and A21 the new corner, the corner of the doubled
-inverse is -Q A21 P. An entry of any of these inverses is -beta_i k_i^T (product of decays and of
-I - beta k k^T) k_j, so at most 1: nothing grows.
+Decays between tokens are never taken from G: they are products of the tokens' own e(g), the only
+exponential.
+
+- In blocks of 8, with m the boundary in their middle, e(G_i - G_j) = D_i / D_j, where D is the
+  decay since m behind it and the inverse of the decay to m before it. g is held above -20, so that
+  D and 1/D stay within e(+-80): who keeps 2e-9 of the past keeps none of it in fp32.
+- From there on blocks are doubled, each token carrying q and k times the decay since its block's
+  start and k times that to its end. Where two blocks meet at b, e(G_i - G_j) =
+  e(G_i - G_b) e(G_b - G_j) for i behind and j before it: the corner of the doubled block is a
+  matrix product of what is at hand.
+
+So nothing overflows that is kept, and no large sums are subtracted. All of it depends on the chunk
+alone: a cut at a multiple of C leaves the same bits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,8 +37,11 @@ from torch import Tensor
 CHUNK = 32
 """A power of two, and a divisor of the tokens between state checkpoints."""
 
-_SPAN = 32
-"""Chunks handled together: bounds the temporaries to what a cache level holds."""
+_BLOCK = 8
+_LEAST_LOG_DECAY = -20.0
+
+_SPAN_VALUES = 1 << 17
+"""Chunks are handled together up to so many values a tensor: what a cache level holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +50,28 @@ class ChunkPlan:
 
     Sequences are ranked by their number of chunks, most first (`ranked[r]` is a sequence), and
     chunks lie step by step: `steps[s]` sequences, ranks 0 to steps[s] - 1, have an s-th chunk.
-    `rows` [chunks, CHUNK] is the row of the batch at each chunk position; positions past a chunk's
-    end repeat its first row and are True in `padding`. `ends[s]` lists the (rank, offset) cuts
-    that the s-th chunks end at.
+    `begins` and `sizes` are the first row of the batch and the number of rows of each chunk. `rows`
+    [chunks, CHUNK] is the row at each chunk position; positions past a chunk's end repeat its first
+    row and are True in `padding`. `ends[s]` lists the (rank, offset) cuts that the s-th chunks end
+    at.
     """
 
+    begins: tuple[int, ...]
+    sizes: tuple[int, ...]
     rows: Tensor
     padding: Tensor
     steps: tuple[int, ...]
-    ranked: tuple[int, ...]
+    ranked: Tensor
     ends: tuple[tuple[tuple[int, int], ...], ...]
+
+    def is_run(self, chunks: slice) -> bool:
+        """Whether these chunks are full and follow one another in the batch."""
+        begins = self.begins[chunks]
+        return (
+            min(self.sizes[chunks]) == CHUNK
+            and begins[-1] - begins[0] == (len(begins) - 1) * CHUNK
+            and all(a < b for a, b in pairwise(begins))
+        )
 
 
 @lru_cache(maxsize=32)
@@ -82,11 +102,11 @@ def plan_chunks(lengths: tuple[int, ...], cuts: tuple[tuple[int, ...], ...]) -> 
                 reached.append((rank, at + size - first[i]))
         steps.append(len(active))
         ends.append(tuple(reached))
-    begins, sizes = torch.tensor(placed).unbind(1)
+    begins, sizes = zip(*placed, strict=True)
     position = torch.arange(CHUNK)
-    padding = position >= sizes.unsqueeze(1)
-    rows = begins.unsqueeze(1) + position.masked_fill(padding, 0)
-    return ChunkPlan(rows, padding, tuple(steps), tuple(ranked), tuple(ends))
+    padding = position >= torch.tensor(sizes).unsqueeze(1)
+    rows = torch.tensor(begins).unsqueeze(1) + position.masked_fill(padding, 0)
+    return ChunkPlan(begins, sizes, rows, padding, tuple(steps), torch.tensor(ranked), tuple(ends))
 
 
 def kda_chunked(
@@ -108,49 +128,71 @@ def kda_chunked(
     """
     cut_offsets = tuple(tuple(c) for c in cuts) if cuts else ((),) * len(lengths)
     plan = plan_chunks(tuple(lengths), cut_offsets)
+    ranked = plan.ranked.tolist()
     n_rows, heads, d_v = v.shape
-    flat = [x.reshape(n_rows * heads, -1) for x in (q, k, g, v, beta)]
+    inputs = (q, k, g, v, beta.unsqueeze(-1))
     # One row more than there are: padding positions are written there.
-    out = v.new_empty(n_rows * heads + 1, d_v)
-    current = state[list(plan.ranked)].flatten(0, 1)
+    out = v.new_empty(n_rows + 1, heads, d_v)
+    # By rank: each sequence's state so far, at the end its final one.
+    reached = state.index_select(0, plan.ranked).flatten(0, 1)
     captured: dict[tuple[int, int], Tensor] = {}
+    at_once = max(1, _SPAN_VALUES // (heads * CHUNK * max(q.shape[-1], d_v)))
     step = first = 0
     while step < len(plan.steps):
         last, count = step, 0
-        while last < len(plan.steps) and (count == 0 or count + plan.steps[last] <= _SPAN):
+        while last < len(plan.steps) and (count == 0 or count + plan.steps[last] <= at_once):
             count += plan.steps[last]
             last += 1
-        chunk_rows = plan.rows[first : first + count].unsqueeze(1) * heads
-        index = (chunk_rows + torch.arange(heads).unsqueeze(1)).flatten()
-        padding = plan.padding[first : first + count]
-        padded = bool(padding.any())
-        parts = _within_chunks(
-            [x.index_select(0, index).view(count, heads, CHUNK, -1) for x in flat],
-            padding if padded else None,
-        )
-        before = torch.empty(count * heads, *current.shape[1:])
+        chunks = slice(first, first + count)
+        run = plan.is_run(chunks)
+        parts = _within_chunks(*(_gathered(x, plan, chunks, run) for x in inputs))
+        # A step's states lie where the next step's chunks find them.
+        states = state.new_empty((count + plan.steps[step]) * heads, *reached.shape[1:])
+        states[: plan.steps[step] * heads] = reached[: plan.steps[step] * heads]
+        sizes = [n * heads for n in plan.steps[step:last]]
         at = 0
-        for s in range(step, last):
-            n = plan.steps[s] * heads
-            here, live = slice(at, at + n), current[:n]
-            before[here] = live
-            residual = parts.u[here]
-            residual.baddbmm_(parts.w[here], live.transpose(-1, -2), alpha=-1)
-            live *= parts.decay[here]
-            live.baddbmm_(residual.transpose(-1, -2), parts.k_end[here])
+        for s, (size, u, w, decay, k_end, u_t, before, before_t) in enumerate(
+            zip(
+                sizes,
+                *(x.split(sizes) for x in (*parts.by_step, parts.u.mT)),
+                *(x[: count * heads].split(sizes) for x in (states, states.mT)),
+                strict=True,
+            ),
+            step,
+        ):
+            after = states[at + size : at + 2 * size]
+            u.baddbmm_(w, before_t, alpha=-1)
+            torch.mul(before, decay, out=after)
+            after.baddbmm_(u_t, k_end)
             for rank, offset in plan.ends[s]:
-                captured[plan.ranked[rank], offset] = current.view_as(state)[rank].clone()
-            at += n
-        result = parts.q_start @ before.transpose(-1, -2)
+                here = after[rank * heads : (rank + 1) * heads]
+                captured[ranked[rank], offset] = here.clone()
+            going_on = plan.steps[s + 1] * heads if s + 1 < last else 0
+            if going_on < size:
+                reached[going_on:size] = after[going_on:]
+            at += size
+        result = torch.bmm(parts.q_start, states[:at].mT)
         result.baddbmm_(parts.qk, parts.u)
-        if padded:
-            aside = padding.unsqueeze(1).expand(-1, heads, -1).flatten()
-            index = index.masked_fill(aside, n_rows * heads)
-        out.index_copy_(0, index, result.view(-1, d_v))
+        result = result.view(count, heads, CHUNK, d_v).transpose(1, 2)
+        if run:
+            begin = plan.begins[first]
+            out[begin : begin + count * CHUNK].unflatten(0, (count, CHUNK)).copy_(result)
+        else:
+            index = plan.rows[chunks].masked_fill(plan.padding[chunks], n_rows)
+            out.index_copy_(0, index.flatten(), result.flatten(0, 1))
         step, first = last, first + count
-    final = torch.empty_like(state)
-    final[list(plan.ranked)] = current.view_as(state)
-    return out[:-1].view(n_rows, heads, d_v), final, captured
+    final = torch.empty_like(state).index_copy_(0, plan.ranked, reached.view_as(state))
+    return out[:-1], final, captured
+
+
+def _gathered(x: Tensor, plan: ChunkPlan, chunks: slice, run: bool) -> Tensor:
+    """Rows of x [T, H, .] as [chunks, H, CHUNK, .], a view where they are a `run`; else a copy
+    with zeros as padding, which leave a state as it is (no decay, no key, no write strength)."""
+    if run:
+        begin, count = plan.begins[chunks.start], chunks.stop - chunks.start
+        return x[begin : begin + count * CHUNK].unflatten(0, (count, CHUNK)).transpose(1, 2)
+    rows = x.index_select(0, plan.rows[chunks].flatten()).unflatten(0, (-1, CHUNK))
+    return rows.masked_fill_(plan.padding[chunks, :, None, None], 0).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,63 +207,109 @@ class _Chunks:
     k_end: Tensor
     decay: Tensor
 
-
-def _within_chunks(gathered: list[Tensor], padding: Tensor | None) -> _Chunks:
-    """Everything that needs no state, of q, k, g, v, beta [n, H, C, .], which are overwritten. A
-    position that is True in `padding` [n, C] leaves the state as it is."""
-    q, k, g, v, beta = gathered
-    if padding is not None:
-        for x in (k, g, beta):
-            x.masked_fill_(padding[:, None, :, None], 0)
-    qk, inverse, since_start, to_end = _doubled(q, k, g.exp_(), beta)
-    u = inverse @ v.mul_(beta)
-    w = inverse @ (k * since_start).mul_(beta)
-    decay = since_start[..., -1:, :]
-    parts = (u, w, qk, q.mul_(since_start), to_end.mul_(k), decay)
-    return _Chunks(*(part.flatten(0, 1) for part in parts))
+    @property
+    def by_step(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What the states depend on, step after step."""
+        return self.u, self.w, self.decay, self.k_end
 
 
-def _doubled(
-    q: Tensor, k: Tensor, since_start: Tensor, beta: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`since_start` is each token's own decay e(g) and is overwritten.
+def _within_chunks(q: Tensor, k: Tensor, g: Tensor, v: Tensor, beta: Tensor) -> _Chunks:
+    """Everything that needs no state, of [n, H, C, .]."""
+    chunks, heads, size, d_k = k.shape
+    n, d_v = chunks * heads, v.shape[-1]
+    # exp2 takes a third of the time of exp.
+    decay = g.mul(math.log2(math.e)).clamp_(min=_LEAST_LOG_DECAY * math.log2(math.e)).exp2_()
+    since, until, products, decay = _doubled(q, k, decay)
+    qk = products[:, :, 0].reshape(n, size, size)
+    strength = beta.reshape(n, -1, _BLOCK, 1)
+    system = (products[:, :, 1] * strength).view(n, size, size)
+    right = v.new_empty(n, size, d_v + d_k)
+    torch.mul(v, beta, out=right[..., :d_v].unflatten(0, (chunks, heads)))
+    torch.mul(since[:, :, 1], strength, out=right[..., d_v:].unflatten(1, (-1, _BLOCK)))
+    # Solved from the right, transposed: so neither side has to be copied into columns.
+    solved = torch.linalg.solve_triangular(
+        system.mT, right.mT, upper=True, left=False, unitriangular=True
+    ).mT
+    u, w = solved.split([d_v, d_k], -1)
+    return _Chunks(
+        u.contiguous(), w, qk, since[:, :, 0].reshape(n, size, d_k), until.flatten(1, 2), decay
+    )
 
-    Returns the lower triangle of q_i . e(G_i - G_j) . k_j with its diagonal and the inverse of
-    I + A, both [n, H, C, C] with zeros above the diagonal; and e(G) and e(G_C - G) [n, H, C, K].
+
+def _doubled(q: Tensor, k: Tensor, decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k and each token's own decay e(g), [chunks, H, C, K]; N = chunks H.
+
+    Returns, with the tokens of a chunk as [blocks, s] and q before k: [N, blocks, 2, s, K], both
+    times e(G); [N, blocks, s, K], k e(G_C - G); [N, blocks, 2, s, C], the lower triangles of
+    q_i . e(G_i - G_j) . k_j with its diagonal and of k_i . e(G_i - G_j) . k_j without, zero above;
+    and e(G_C) [N, 1, K].
     """
-    n, heads, size, d_k = q.shape
-    both = torch.stack([q, k], 2)
-    blocks, half = size, 1
-    to_end = torch.ones_like(k)
-    qk = (q * k).sum(-1).view(n, heads, size, 1, 1)
-    inverse = torch.ones_like(qk)
-    while blocks > 1:
-        blocks //= 2
-        shape = (n, heads, blocks, 2, half)
-        first_since, second_since = since_start.view(*shape, d_k).unbind(3)
-        first_to_end = to_end.view(*shape, d_k)[:, :, :, 0]
-        rows = both.view(n, heads, 2, blocks, 2, half, d_k)[:, :, :, :, 1].transpose(2, 3)
-        left = q.new_empty(n, heads, blocks, 2, half, d_k)
-        torch.mul(rows, second_since.unsqueeze(3), out=left)
-        right = first_to_end * k.view(*shape, d_k)[:, :, :, 0]
-        met = left.view(n, heads, blocks, 2 * half, d_k) @ right.transpose(-1, -2)
-        corner, lower = met.split(half, -2)
-        lower = lower * beta.view(*shape, 1)[:, :, :, 1]
-        first, second = inverse.view(*shape, half).unbind(3)
-        inverse = _joined(first, second, -(second @ lower @ first))
-        first, second = qk.view(*shape, half).unbind(3)
-        qk = _joined(first, second, corner)
-        first_to_end *= second_since[..., -1:, :]
-        second_since *= first_since[..., -1:, :]
-        half *= 2
-    return qk.squeeze(2), inverse.squeeze(2), since_start, to_end
+    chunks, heads, size, d_k = k.shape
+    n, blocks, half = chunks * heads, size // _BLOCK, _BLOCK // 2
+    q, k, decay = (x.unflatten(2, (blocks, _BLOCK)) for x in (q, k, decay))
+    own = decay.unbind(3)
+    from_middle = k.new_empty(chunks, heads, blocks, _BLOCK, d_k)
+    at = from_middle.unbind(3)
+    at[half].copy_(own[half])
+    for i in range(half + 1, _BLOCK):
+        torch.mul(at[i - 1], own[i], out=at[i])
+    at[half - 1].fill_(1)
+    for i in range(half - 1, 0, -1):
+        torch.mul(at[i], own[i], out=at[i - 1])
+    # The decays of the two halves of a block, and below of two blocks that become one.
+    first, second = at[0] * own[0], at[-1].clone()
+    from_middle[:, :, :, :half].reciprocal_()
+
+    left = k.new_empty(chunks, heads, blocks, 2, _BLOCK, d_k)
+    torch.mul(q, from_middle, out=left[:, :, :, 0])
+    torch.mul(k, from_middle, out=left[:, :, :, 1])
+    right = torch.div(k, from_middle, out=torch.empty_like(from_middle))
+    products = k.new_zeros(n, 2 * size, size)
+    met = _met(left.view(-1, 2 * _BLOCK, d_k), right.view(-1, _BLOCK, d_k))
+    met.unflatten(1, (2, _BLOCK)).masked_fill_(_above_diagonal(), 0)
+    _place(products, met, _BLOCK, 0)
+
+    # From the middle of the block to its start and end, and then of ever longer blocks.
+    left *= first[:, :, :, None, None]
+    right *= second[:, :, :, None]
+    total = first * second
+    length = _BLOCK
+    while length < size:
+        lefts = left.view(-1, 2, 2 * length, d_k)[:, 1]
+        rights = right.view(-1, 2, length, d_k)[:, 0]
+        _place(products, _met(lefts, rights), length, length)
+        first, second = total.view(-1, 2, 1, d_k).unbind(1)
+        lefts *= first
+        rights *= second
+        total = first * second
+        length *= 2
+    return (
+        left.flatten(0, 1),
+        right.flatten(0, 1),
+        products.view(n, blocks, 2, _BLOCK, size),
+        total.view(n, 1, d_k),
+    )
 
 
-def _joined(first: Tensor, second: Tensor, corner: Tensor) -> Tensor:
-    """[[first, 0], [corner, second]] of blocks [.., s, s]."""
-    half = first.shape[-1]
-    whole = first.new_zeros(*first.shape[:-2], 2 * half, 2 * half)
-    whole[..., :half, :half] = first
-    whole[..., half:, :half] = corner
-    whole[..., half:, half:] = second
-    return whole
+def _met(left: Tensor, right: Tensor) -> Tensor:
+    """left [B, R, K] @ right [B, S, K]^T, a view of the transposed product: a matrix of few columns
+    is slow."""
+    return torch.bmm(right, left.mT).mT
+
+
+def _place(products: Tensor, met: Tensor, length: int, behind: int) -> None:
+    """Put `met` [N blocks, 2 s, s] into `products` [N, 2 C, C]: rows `behind` tokens after its
+    columns, which come every `length + behind` tokens."""
+    n, _, size = products.shape
+    parts = met.view(n, -1, 2 * length, length).unbind(1)
+    for part, column in zip(parts, range(0, size, length + behind), strict=True):
+        row = 2 * (column + behind)
+        products[:, row : row + 2 * length, column : column + length] = part
+
+
+@lru_cache(maxsize=1)
+def _above_diagonal() -> Tensor:
+    """[2, s, s]: above the diagonal, where nothing belongs and the factors may overflow; for the
+    keys the diagonal too."""
+    ones = torch.ones(_BLOCK, _BLOCK, dtype=torch.bool)
+    return torch.stack([ones.triu(1), ones.triu(0)])
