@@ -27,13 +27,24 @@ from harness.experiment import ConfigurationSpec, Experiment, load_experiment, p
 from harness.fleets.ray import RayFleet, RayFleets, RayOptions
 from results.summary import ConfigurationSummary
 
-#: Short windows of the main job, and fewer real tokens: two cores carry 13 workers and Ray.
+#: Short windows of the main job, fewer real tokens, and half of the instances: each is a process
+#: of its own that imports torch, and two cores carry them, Ray and the driver.
 SETTINGS = (
     "measure.capacity_warmup_s=30",
     "measure.capacity_window_s=90",
     "measure.latency_warmup_s=20",
     "measure.latency_window_s=100",
     "emulate.token_scale=128",
+    "configurations.homogeneous.n_prefill=4",
+    "configurations.homogeneous.n_decode=2",
+    "configurations.naive.n_prfaas=2",
+    "configurations.naive.n_decode=4",
+    "configurations.balanced.n_prfaas=2",
+    "configurations.balanced.n_prefill=2",
+    "configurations.balanced.n_decode=2",
+    "configurations.prfaas.n_prfaas=2",
+    "configurations.prfaas.n_prefill=2",
+    "configurations.prfaas.n_decode=2",
 )
 #: Units of each cluster's resource on each of the two nodes: enough for everybody.
 UNITS = {"prfaas": 8.0, "pd": 16.0}

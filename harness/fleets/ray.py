@@ -132,7 +132,7 @@ class RayFleet(LocalFleet):
             for cluster in (PRFAAS, PD)
         }
         await asyncio.to_thread(check_offers, self._ray, wanted)
-        await asyncio.gather(*(self._spawn(spec) for spec in [*specs, oracle]))
+        await self._spawn_all([*specs, oracle])
         if self._configuration.n_prfaas:
             link = experiment.link.scaled(scale.byte_scale / scale.time_scale, scale.time_scale)
             rate_bps, rtt_s = link.rate_gbps * 1e9, link.rtt_ms / 1e3
@@ -192,6 +192,17 @@ class RayFleet(LocalFleet):
 
     # --- workers -----------------------------------------------------------------------------
 
+    async def _spawn_all(self, specs: list[InstanceSpec]) -> None:
+        """All or, when one does not come up, none."""
+        starting = [asyncio.ensure_future(self._spawn(spec)) for spec in specs]
+        try:
+            await asyncio.gather(*starting)
+        except BaseException:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            raise
+
     async def _spawn(self, spec: InstanceSpec, data_port: int = 0) -> None:
         emulate = self._owner.experiment.emulate
         remote = self._ray.remote(WorkerHost).options(
@@ -206,9 +217,11 @@ class RayFleet(LocalFleet):
         actor = remote.remote(words, flags, files)
         try:
             place = await self._ask(actor.place.remote(), PLACE_TIMEOUT_S)
-        except (self._ray.exceptions.RayError, TimeoutError) as error:
+        except BaseException as error:
             with contextlib.suppress(Exception):
                 self._ray.kill(actor)
+            if not isinstance(error, (self._ray.exceptions.RayError, TimeoutError)):
+                raise
             why = type(error).__name__
             raise NotReady(
                 f"worker {spec.name} found no place: no live node offers {spec.cluster!r} ({why})"

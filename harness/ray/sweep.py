@@ -17,6 +17,8 @@ from harness.sweep.study import Point
 
 #: A task costs about a millisecond, a planned point a few: batches of this many make it small.
 BATCH = 20
+#: How often a batch whose worker or node died is run again.
+RETRIES = 5
 #: Batches under way for each CPU of the cluster; the rest wait here and not in Ray.
 DEPTH = 2
 
@@ -31,7 +33,7 @@ def on_ray(address: str | None) -> Evaluated:
     ray = join(address)
 
     def evaluated(missing: list[Point], best: bool) -> Iterator[tuple[Point, list[Row]]]:
-        remote = ray.remote(evaluate_batch).options(num_cpus=1, max_retries=5)
+        remote = ray.remote(evaluate_batch).options(num_cpus=1, max_retries=RETRIES)
         width = max(1, int(ray.cluster_resources().get("CPU", 1)) * DEPTH)
         waiting = [missing[at : at + BATCH] for at in range(0, len(missing), BATCH)]
         waiting.reverse()
@@ -44,8 +46,14 @@ def on_ray(address: str | None) -> Evaluated:
             batch = pending.pop(ready)
             try:
                 rows = ray.get(ready)
-            except ray.exceptions.RaySystemError as error:
-                raise Incomplete(f"a batch of the sweep was lost: {error}") from error
+            except ray.exceptions.RayTaskError:
+                raise  # what the evaluation itself raised, as its own class
+            except ray.exceptions.RayError as error:
+                first = str(error).strip().splitlines()[0]
+                raise Incomplete(
+                    f"a batch of the sweep was lost {RETRIES + 1} times ({first}); what is done is "
+                    "kept, and the same command goes on from there"
+                ) from error
             yield from zip(batch, rows, strict=True)
 
     return evaluated
