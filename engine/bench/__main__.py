@@ -6,15 +6,18 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from engine.bench.cases import Sequences, kda_inputs, per_token_loop
+from engine.bench.cases import KDA_SHAPES, KdaShape, Sequences, per_token_loop
 from engine.bench.stages import stage_seconds
-from engine.bench.timing import Timing, in_turns
+from engine.bench.timing import Timing, in_turns, settle_allocator
+from engine.measuring import measure_ceilings
 from engine.model.config import InputError, shape
 from engine.model.model import Model
 from engine.model.weights import random_weights
@@ -56,6 +59,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    settle_allocator()
     try:
         figures = measure(options.shape, options.tokens)
     except InputError as error:
@@ -69,19 +73,16 @@ def main() -> int:
     return 0
 
 
-def measure(name: str, tokens: int, seconds: float = 2.0) -> dict[str, Any]:
+def measure(
+    name: str,
+    tokens: int,
+    seconds: float = 2.0,
+    kda_shapes: Mapping[str, KdaShape] = KDA_SHAPES,
+) -> dict[str, Any]:
     """Figures of this environment: the KDA operator, and the model `name` by stage. Each figure is
     the best of the runs that fit into about `seconds`."""
-    heads, dim, loop_tokens = 2, 64, 1024
-    x = kda_inputs(loop_tokens, heads, dim, dim)
-    state = torch.zeros(1, heads, dim, dim)
-    operator = in_turns(
-        {
-            "chunked": lambda: kda_chunked(*x, state, [loop_tokens]),
-            "loop": lambda: per_token_loop(*x, state[0]),
-        },
-        seconds,
-    )
+    ceiling = measure_ceilings(torch.device("cpu"), torch.float32, 1024, 1 << 24).flops_per_s
+    kda = {label: _kda(size, ceiling, seconds) for label, size in kda_shapes.items()}
     config = shape(name)
     weights = random_weights(config, seed=0)
     model = Model(config, weights)
@@ -108,14 +109,8 @@ def measure(name: str, tokens: int, seconds: float = 2.0) -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "kda": {
-            "tokens": loop_tokens,
-            "heads": heads,
-            "head_dim": dim,
-            "chunked_tokens_per_s": loop_tokens / operator["chunked"].best_s,
-            "loop_tokens_per_s": loop_tokens / operator["loop"].best_s,
-            "ratio_to_loop": operator["chunked"].ratio_to(operator["loop"]),
-        },
+        "product_gflops": ceiling / 1e9,
+        "kda": kda,
         "model": {
             "shape": name,
             "prefill_tokens": tokens,
@@ -126,6 +121,29 @@ def measure(name: str, tokens: int, seconds: float = 2.0) -> dict[str, Any]:
             "decode_step_ms_by_batch": decode,
             "decode_8_stages_ms": _ms(decode_stages),
         },
+    }
+
+
+@torch.inference_mode()
+def _kda(size: KdaShape, ceiling: float, seconds: float) -> dict[str, Any]:
+    """The operator and a loop over tokens. `ceiling` in FLOP/s."""
+    x, state = size.inputs(), size.state()
+    timings = in_turns(
+        {
+            "chunked": lambda: kda_chunked(*x, state, [size.tokens]),
+            "loop": lambda: per_token_loop(*x, state[0]),
+        },
+        seconds,
+    )
+    chunked, loop = timings["chunked"], timings["loop"]
+    flops_per_s = size.chunked_flops() / chunked.best_s
+    return {
+        **asdict(size),
+        "chunked_tokens_per_s": size.tokens / chunked.best_s,
+        "chunked_gflops": flops_per_s / 1e9,
+        "of_product": flops_per_s / ceiling,
+        "loop_tokens_per_s": size.tokens / loop.best_s,
+        "ratio_to_loop": chunked.ratio_to(loop),
     }
 
 
@@ -146,7 +164,9 @@ def _peer(python: Path, name: str) -> dict[str, Any] | None:
         return None
     timings = {k: Timing(**v) for k, v in json.loads(done.stdout.splitlines()[-1]).items()}
     pairs = {
-        "fla": {"kda_ratio_to_fla_naive_chunk": ("kda_chunked", "fla_naive_chunk")},
+        "fla": {
+            label: (f"{label} kda_chunked", f"{label} fla_naive_chunk") for label in KDA_SHAPES
+        },
         "transformers": {
             "prefill_ratio": ("prefill", "transformers_prefill"),
             "decode_8_ratio": ("decode", "transformers_decode"),
@@ -166,17 +186,25 @@ def as_text(figures: dict[str, Any]) -> str:
     """The report that a person reads."""
     kda, model, peers = figures["kda"], figures["model"], figures["peers"]
     lines = [
-        f"torch {figures['torch']}, {figures['threads']} thread(s); best of several runs",
-        "",
-        f"KDA operator, {kda['tokens']} tokens, {kda['heads']} heads of {kda['head_dim']}",
-        f"  chunked          {kda['chunked_tokens_per_s']:>12,.0f} tokens/s",
-        f"  per-token loop   {kda['loop_tokens_per_s']:>12,.0f} tokens/s"
-        f"   ratio {kda['ratio_to_loop']:.1f} (target 4)",
+        f"torch {figures['torch']}, {figures['threads']} thread(s); best of several runs; "
+        f"a product of 1024 x 1024 matrices: {figures['product_gflops']:.0f} GFLOP/s",
     ]
-    if peers["fla"]:
-        ratio = peers["fla"]["kda_ratio_to_fla_naive_chunk"]
-        lines.append(f"  fla naive chunk                           ratio {ratio:.1f} (target 20)")
-    else:
+    for label, size in kda.items():
+        lines += [
+            "",
+            f"KDA operator, {size['tokens']} tokens, {size['heads']} heads of {size['dim']} "
+            f"({label})",
+            f"  chunked          {size['chunked_tokens_per_s']:>12,.0f} tokens/s, "
+            f"{size['chunked_gflops']:.0f} GFLOP/s in its products ({size['of_product']:.0%})",
+            f"  per-token loop   {size['loop_tokens_per_s']:>12,.0f} tokens/s"
+            f"   ratio {size['ratio_to_loop']:.1f} (target 4)",
+        ]
+        if peers["fla"]:
+            ratio = peers["fla"][label]
+            lines.append(
+                f"  fla naive chunk                           ratio {ratio:.1f} (target 20)"
+            )
+    if not peers["fla"]:
         lines.append("  fla naive chunk: not installed (make test-kernels)")
     lines += [
         "",

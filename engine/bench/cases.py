@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -9,9 +11,35 @@ from engine.cache.storage import CacheStorage
 from engine.model.batch import ForwardBatch, Piece
 from engine.model.config import ModelConfig
 from engine.model.layout import CacheLayout
+from engine.ops.kda_chunked import CHUNK
 
 PAGE_TOKENS = 64
 
+
+@dataclass(frozen=True, slots=True)
+class KdaShape:
+    """Size of the KDA operator's comparisons: `dim` is that of keys and of values."""
+
+    tokens: int
+    heads: int
+    dim: int
+
+    def inputs(self) -> KdaTensors:
+        return kda_inputs(self.tokens, self.heads, self.dim, self.dim)
+
+    def state(self) -> Tensor:
+        """Zeros, [1, H, V, K]."""
+        return torch.zeros(1, self.heads, self.dim, self.dim)
+
+    def chunked_flops(self) -> int:
+        """Of the chunked form's matrix products: three with the state, and inside a chunk two
+        triangles of products of keys, a triangular solution for W and U, and one product with R."""
+        inside = (2 * self.dim + 2 * self.dim + 2 * self.dim) * CHUNK
+        return self.tokens * self.heads * (6 * self.dim**2 + inside)
+
+
+KDA_SHAPES = {"small": KdaShape(1024, 2, 64), "kimi-linear-48b": KdaShape(256, 32, 128)}
+"""What fits a cache, and a layer of the published model."""
 
 KdaTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 

@@ -18,33 +18,41 @@ from typing import Any
 
 import torch
 
-from engine.bench.cases import Sequences, kda_inputs
-from engine.bench.timing import Timing, in_turns
+from engine.bench.cases import KDA_SHAPES, KdaShape, Sequences
+from engine.bench.timing import Timing, in_turns, settle_allocator
 from engine.model.checkpoint import load_checkpoint
 from engine.model.model import Model
 from engine.ops.kda_chunked import kda_chunked
 
-KDA_TOKENS, KDA_HEADS, KDA_DIM = 1024, 2, 64
 PREFILL_TOKENS, DECODE_BATCH, DECODE_CONTEXT = 1024, 8, 256
 
 
 def fla() -> dict[str, Timing]:
-    """The chunked operator against fla's own torch chunk code."""
+    """The chunked operator against fla's own torch chunk code, by name of the shape."""
+    return {
+        f"{name} {side}": timing
+        for name, size in KDA_SHAPES.items()
+        for side, timing in _fla(size).items()
+    }
+
+
+@torch.inference_mode()
+def _fla(size: KdaShape) -> dict[str, Timing]:
     from fla.ops.kda.naive import naive_chunk_kda
 
-    x = kda_inputs(KDA_TOKENS, KDA_HEADS, KDA_DIM, KDA_DIM)
-    state = torch.zeros(1, KDA_HEADS, KDA_DIM, KDA_DIM)
+    x, state = size.inputs(), size.state()
     q, *rest = (part.unsqueeze(0) for part in x)
-    ours, _, _ = kda_chunked(*x, state, [KDA_TOKENS])
+    ours, _, _ = kda_chunked(*x, state, [size.tokens])
     theirs, _ = naive_chunk_kda(q, *rest, scale=1.0, output_final_state=True)
     assert (ours - theirs[0]).abs().max() < 1e-4
     return in_turns(
         {
-            "kda_chunked": lambda: kda_chunked(*x, state, [KDA_TOKENS]),
+            "kda_chunked": lambda: kda_chunked(*x, state, [size.tokens]),
             "fla_naive_chunk": lambda: naive_chunk_kda(
                 q, *rest, scale=1.0, output_final_state=True
             ),
-        }
+        },
+        seconds=4.0,
     )
 
 
@@ -115,5 +123,6 @@ def transformers() -> dict[str, Timing]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    settle_allocator()
     measured = {"fla": fla, "transformers": transformers}[sys.argv[1]]()
     print(json.dumps({name: asdict(timing) for name, timing in measured.items()}))

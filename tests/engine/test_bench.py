@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.bench.__main__ import as_text, measure
-from engine.bench.cases import Sequences, kda_inputs, per_token_loop
+from engine.bench.cases import KdaShape, Sequences, kda_inputs, per_token_loop
 from engine.bench.stages import stage_seconds
 from engine.bench.timing import Timing, in_turns
 from engine.model.config import InputError, shape
@@ -40,6 +40,15 @@ def test_the_loop_that_is_compared_with_is_the_recurrence():
     assert (actual_state - expected_state).abs().max() < 1e-5
 
 
+def test_products_of_the_chunked_form_are_counted():
+    """One head, one chunk of 32, K = V = 16, by hand."""
+    with_state = 3 * 2 * 32 * 16 * 16
+    triangles = 2 * 2 * 32 * 32 // 2 * 16
+    solved = 32 * 32 * (16 + 16)
+    inside = 2 * 32 * 32 * 16
+    assert KdaShape(32, 1, 16).chunked_flops() == with_state + triangles + solved + inside
+
+
 def test_stages_add_up_to_the_whole():
     config = shape("tiny")
     sequences = Sequences(config, 2, 40)
@@ -52,9 +61,11 @@ def test_stages_add_up_to_the_whole():
 
 
 def test_report_names_what_is_missing_and_what_was_measured():
-    figures = measure("tiny", 70, seconds=0.0)
+    figures = measure("tiny", 70, seconds=0.0, kda_shapes={"two heads": KdaShape(40, 2, 16)})
     text = as_text(figures | {"peers": {"fla": None, "transformers": None}})
     assert "model tiny" in text
+    assert "40 tokens, 2 heads of 16 (two heads)" in text
+    assert figures["kda"]["two heads"]["ratio_to_loop"] > 0
     assert "fla naive chunk: not installed (make test-kernels)" in text
     assert figures["model"]["decode_step_ms_by_batch"].keys() == {"1", "8", "32"}
     with pytest.raises(InputError, match="shape 'nope' is unknown"):
