@@ -24,6 +24,7 @@ from harness.measure import (
 )
 from harness.phases import UNLOADED, Phase
 from harness.policies import Decision
+from harness.policies.catalog import WEIGHING
 from harness.prediction import Planned, Prediction, predict_phase
 from harness.router import RetryRules, Router
 from harness.topology import PRFAAS
@@ -96,6 +97,8 @@ async def _configuration(
     result.common_rate = phases[1].request_rate
     fleet = await open_fleet(experiment, configuration)
     control: Control | None = None
+    loop = asyncio.get_running_loop()
+    origin_s, began_s = loop.time(), {}
     try:
         threshold = prediction.threshold_tokens
         control = Control(configuration, threshold or 0.0, deployment, fleet, experiment.workload)
@@ -108,6 +111,7 @@ async def _configuration(
             if result.stop.is_set():
                 break
             say(f"{configuration.name}: {phase.name} at {phase.request_rate:.2f} req/s")
+            began_s[phase.name] = round(fleet.scale.modelled_s(loop.time() - origin_s), 3)
             summaries.append(await run.phase(phase))
         slo_rate = Measured()
         if experiment.measure.slo_search and not result.stop.is_set():
@@ -115,7 +119,7 @@ async def _configuration(
             slo_rate = Measured(
                 paper=await run.highest_rate(prediction.capacity.requests_per_s), n=1
             )
-        facts = fleet.facts() | control.facts()
+        facts = fleet.facts() | control.facts() | {"phase_began_s": began_s}
     finally:
         if control is not None:
             await control.close()
@@ -127,7 +131,7 @@ async def _configuration(
         n_prfaas=configuration.n_prfaas or None,
         n_p=configuration.n_prefill or None,
         n_d=configuration.n_decode,
-        threshold_tokens=threshold,
+        threshold_tokens=None if configuration.policy in WEIGHING else threshold,
         capacity=capacity_of(summaries),
         zero_queue_ttft=unloaded.ttft if unloaded else Latency(),
         slo_rate=slo_rate,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -14,11 +13,6 @@ from results.figures import METRICS, Better, Figure, figures
 from results.statistics import Effect, effect
 
 Key = tuple[str, str, str]
-
-#: Settings in which repeats of one version differ.
-_OF_A_REPEAT = ("seed", "name")
-#: Settings that a notice names; the rest it counts.
-_SHOWN_SETTINGS = 6
 
 #: p below which a rank test counts; with the interval and the least effect beside it.
 ALPHA = 0.05
@@ -141,17 +135,8 @@ def load_side(paths: Sequence[Path], label: str = "") -> Side:
             seeds.append(read.seed)
     kept = {key: tuple(values) for key, values in collected.items() if len(values) == len(runs)}
     name = label or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
-    settings = tuple(_settings(path) for path in runs)
+    settings = tuple(rundir.settings(path) for path in runs)
     return Side(name, kept, len(runs), tuple(seeds) if len(seeds) == len(runs) else (), settings)
-
-
-def _settings(run: Path) -> dict[str, Any]:
-    """What the run was asked to do, by dotted key; {} where that cannot be read."""
-    try:
-        tree = tomllib.loads((run / "experiment.toml").read_text())
-    except (OSError, tomllib.TOMLDecodeError):
-        return {}
-    return {key: value for key, value in rundir.flatten(tree) if key not in _OF_A_REPEAT}
 
 
 def notices(base: Side, candidate: Side) -> list[str]:
@@ -160,35 +145,21 @@ def notices(base: Side, candidate: Side) -> list[str]:
     """
     said = []
     for side in (base, candidate):
-        keys = _differing(side.settings)
+        keys = rundir.differing(side.settings)
         if keys:
             said.append(
                 f"note: the runs of {side.label} are no repeats of one experiment; they differ in "
-                f"{_listed(keys)}"
+                f"{rundir.listed(keys)}"
             )
     if base.settings and candidate.settings:
         before, after = base.settings[0], candidate.settings[0]
         changes = [
             f"{key} {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
-            for key in _differing((before, after))
+            for key in rundir.differing((before, after))
         ]
         if changes:
-            said.append(f"note: the experiments differ in {_listed(changes)}")
+            said.append(f"note: the experiments differ in {rundir.listed(changes)}")
     return said
-
-
-def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for each in settings for key in each)
-    return [
-        key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings[1:])
-    ]
-
-
-def _listed(items: Iterable[str]) -> str:
-    every = list(items)
-    shown = "; ".join(every[:_SHOWN_SETTINGS])
-    more = len(every) - _SHOWN_SETTINGS
-    return f"{shown}; and {more} more (`prfaas runs diff`)" if more > 0 else shown
 
 
 def judge(found: Effect, better: Better, least: float) -> Verdict:

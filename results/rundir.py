@@ -10,7 +10,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -211,6 +212,30 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
                 yield from flatten(each, f"{prefix}{key}[{name}].")
         else:
             yield f"{prefix}{key}", value
+
+
+def settings(run: Path) -> dict[str, Any]:
+    """What a run was asked to do, by dotted key, without what repeats of it differ in (name and
+    seed); {} where that cannot be read.
+    """
+    try:
+        tree = tomllib.loads((run / "experiment.toml").read_text())
+    except (OSError, tomllib.TOMLDecodeError):
+        return {}
+    return {key: value for key, value in flatten(tree) if key not in ("name", "seed")}
+
+
+def differing(every: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys of flattened settings in which any differs from the first."""
+    keys = dict.fromkeys(key for each in every for key in each)
+    return [key for key in keys if any(each.get(key) != every[0].get(key) for each in every[1:])]
+
+
+def listed(items: Sequence[str], shown: int = 6) -> str:
+    """The first of `items` in a line, and how many more there are."""
+    more = len(items) - shown
+    text = "; ".join(items[:shown])
+    return f"{text}; and {more} more (`prfaas runs diff`)" if more > 0 else text
 
 
 def diff(

@@ -53,6 +53,8 @@ _CATALOG: dict[str, tuple[tuple[type, ...], _Maker]] = {
 
 #: Policies whose threshold and roles the schedulers move.
 SCHEDULED = frozenset({"prfaas"})
+#: Policies that weigh predicted times: a threshold is only what the model plans their split with.
+WEIGHING = frozenset({"priced", "eft"})
 
 
 def policy_names() -> list[str]:

@@ -5,21 +5,23 @@ A chart is None where the run has nothing to draw. Axis titles name quantity and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
 import numpy as np
 
 from results.report import theme
-from results.report.data import RunData, Series
+from results.report.data import Event, RunData, Series
 from results.report.drawing import Spec, Style, finish, legend_for, style_of, values_of, x_axis
 from results.summary import Measured
 
 Chart = Callable[[RunData, int], Spec | None]
 
-#: Rules in a chart.
+#: Rules in a chart; more would hide the lines, and are listed only.
 SHOWN_EVENTS = 40
+#: Pixels that the name of a phase takes.
+_LABEL_WIDTH = 85
 
 _PARTS = ("queue", "prefill", "transfer", "decode admission")
 
@@ -88,7 +90,12 @@ def ttft_distribution(run: RunData, width: int) -> Spec | None:
         alt.Chart(values_of(rows))
         .mark_line(interpolate="step-after")
         .encode(
-            x=alt.X("x:Q", title="TTFT, s (log scale)", scale=alt.Scale(type="log", nice=False)),
+            x=alt.X(
+                "x:Q",
+                title="TTFT, s (log scale)",
+                axis=alt.Axis(labelOverlap="greedy", labelSeparation=8),
+                scale=alt.Scale(type="log", nice=False),
+            ),
             y=alt.Y("y:Q", title="requests with at most this TTFT, %"),
             color=style.colour(),
             strokeDash=style.dash(),
@@ -154,7 +161,12 @@ def ttft_over_load(run: RunData, width: int) -> Spec | None:
     style = style_of(run, rows, width)
     base = alt.Chart(values_of(rows)).encode(
         x=x_axis("rate:Q", "offered rate, requests/s", width, zero=False),
-        y=alt.Y("p90:Q", title="TTFT P90, s (log scale)", scale=alt.Scale(type="log", nice=False)),
+        y=alt.Y(
+            "p90:Q",
+            title="TTFT P90, s (log scale)",
+            axis=alt.Axis(labelOverlap="greedy", labelSeparation=4),
+            scale=alt.Scale(type="log", nice=False),
+        ),
         color=style.colour(),
     )
     layers = [
@@ -224,33 +236,42 @@ def roles(run: RunData, width: int) -> Spec | None:
 
 
 def _with_events(run: RunData, series: Mapping[str, Series], title: str, width: int) -> Spec | None:
+    """Lines over the whole run, with rules where phases begin and where something happened."""
     rows = [
-        {"name": name, "x": float(x) / 60, "y": float(y)}
+        {"name": name, "x": float(x) / 60, "y": None if np.isnan(y) else float(y)}
         for name, line in series.items()
         for x, y in zip(line.times_s, line.values, strict=True)
-        if not np.isnan(y)
     ]
-    if not rows:
+    if not any(row["y"] is not None for row in rows):
         return None
     style = style_of(run, rows, width)
     layers: list[Any] = []
+    phases = [{"x": begins_s / 60, "phase": name} for name, begins_s in run.begins_s.items()]
+    if len(phases) > 1:
+        base = alt.Chart(values_of(phases))
+        layers.append(base.mark_rule(color=theme.GRID, strokeWidth=1.5).encode(x="x:Q"))
+        if width > _LABEL_WIDTH * len(phases):
+            layers.append(
+                base.mark_text(
+                    align="left", baseline="top", dx=4, dy=-14, fontSize=11, color=theme.MUTED
+                ).encode(x="x:Q", y=alt.value(0), text="phase:N")
+            )
     events = [
-        {"x": event.time_s / 60}
-        for name in series
-        for event in run.events.get(name, [])
-        if not event.what.startswith("threshold")  # The line itself shows these.
-    ][:SHOWN_EVENTS]
+        {"x": (run.begins_s[event.phase] + event.time_s) / 60}
+        for event in marked_events(run, series)
+    ]
     if events:
         layers.append(
             alt.Chart(values_of(events))
             .mark_rule(color=theme.MUTED, strokeDash=[2, 3])
             .encode(x=alt.X("x:Q"))
         )
+    several = "minutes, phases one after another"
     layers.append(
         alt.Chart(values_of(rows))
         .mark_line(interpolate="step-after")
         .encode(
-            x=x_axis("x:Q", "minutes since the phase began", width),
+            x=x_axis("x:Q", several if len(phases) > 1 else "minutes since the phase began", width),
             y=alt.Y("y:Q", title=title, scale=alt.Scale(zero=True)),
             color=style.colour(),
             strokeDash=style.dash(),
@@ -259,14 +280,45 @@ def _with_events(run: RunData, series: Mapping[str, Series], title: str, width: 
     return finish(alt.layer(*layers), width, 200)
 
 
+def marked_events(run: RunData, lines: Mapping[str, Series]) -> list[Event]:
+    """What gets a rule: all but the thresholds' moves, which the line itself shows; without what
+    the link's state did where that would hide the lines.
+    """
+    events = [
+        event
+        for name in lines
+        for event in run.events.get(name, [])
+        if not event.what.startswith("threshold")
+    ]
+    if len(events) > SHOWN_EVENTS:
+        events = [event for event in events if not event.what.startswith("link")]
+    return events if len(events) <= SHOWN_EVENTS else []
+
+
+def kinds_of(events: Sequence[Event]) -> str:
+    """Of what kinds events are, in words."""
+    link = any(event.what.startswith("link") for event in events)
+    others = any(not event.what.startswith("link") for event in events)
+    kinds = [
+        *(["instances changed role"] if others else []),
+        *(["the link's state"] if link else []),
+    ]
+    return " and ".join(kinds)
+
+
 def measured_point(run: RunData) -> tuple[float, float] | None:
     """(threshold, capacity) of the first configuration with a threshold, as measured: the last
-    threshold where schedulers moved it.
+    threshold of the phase that capacity is of, where schedulers moved it.
     """
     for each in run.summary.configurations:
         if each.threshold_tokens is not None and each.capacity.paper is not None:
             moved = run.thresholds.get(each.name)
-            at = float(moved.values[-1]) if moved is not None else each.threshold_tokens
+            at = each.threshold_tokens
+            if moved is not None:
+                later = [begins for begins in run.begins_s.values()
+                         if begins > run.begins_s[run.series_phase]]  # fmt: skip
+                inside = ~np.isnan(moved.values) & (moved.times_s < min(later, default=np.inf))
+                at = float(moved.values[inside][-1]) if inside.any() else at
             return at, each.capacity.paper
     return None
 

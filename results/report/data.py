@@ -32,8 +32,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that moved a threshold or a role, or may have."""
+    """Something that moved a threshold or a role, or may have. `time_s` counts from the start of
+    `phase`.
+    """
 
+    phase: str
     time_s: float
     what: str
 
@@ -61,7 +64,8 @@ class Extras:
 @dataclass(frozen=True, slots=True)
 class RunData:
     """One run. Keys are configuration names; `series_phase` is the phase that series are of, but
-    for `busy`, which is of the latency phase: in an overloaded one all instances compute always.
+    for `busy`, which is of the latency phase: in an overloaded one all instances compute always;
+    and for thresholds and roles, which are of the whole run, on the time axis of `begins_s`.
     """
 
     path: Path
@@ -77,6 +81,9 @@ class RunData:
     prefill_roles: dict[str, Series]
     decode_roles: dict[str, Series]
     events: dict[str, list[Event]]
+    #: Where each phase begins when phases follow one another: alike for all configurations, so a
+    #: phase has room for the one that took longest.
+    begins_s: dict[str, float]
     rows: dict[str, int]
     extras: Extras
 
@@ -118,6 +125,7 @@ def load(path: Path, extras: Extras | None = None) -> RunData:
         prefill_roles={},
         decode_roles={},
         events={},
+        begins_s=phase_begins(run),
         rows={name: table.num_rows for name, table in tables.items()},
         extras=extras or Extras(),
     )
@@ -129,36 +137,74 @@ def load(path: Path, extras: Extras | None = None) -> RunData:
             if len(busy.times_s):
                 found.busy[name] = busy
         events: list[Event] = []
-        if "links" in tables:
-            part = reader.where(tables["links"], name, phase)
-            _add_egress(found, name, part, events)
-        if "instances" in tables:
-            _add_instances(found, name, reader.where(tables["instances"], name, phase), events)
-        if "decisions" in tables:
-            _add_thresholds(found, name, reader.where(tables["decisions"], name, phase), events)
-        told = _scheduling(run, name, phase)
+        for each in found.begins_s:
+            if "links" in tables:
+                part = reader.where(tables["links"], name, each)
+                _add_egress(found, name, each, part, events)
+            if "instances" in tables:
+                part = reader.where(tables["instances"], name, each)
+                _add_instances(found, name, each, part, events)
+            if "decisions" in tables:
+                part = reader.where(tables["decisions"], name, each)
+                _add_thresholds(found, name, each, part, events)
+        told = _scheduling(run, name)
         if told:
             # The schedulers say what they did and when; what the samples show of it is left out.
             events = [event for event in events if event.what.startswith("link")] + told
-        found.events[name] = sorted(events, key=lambda event: event.time_s)
+        order = list(found.begins_s)
+        found.events[name] = sorted(events, key=lambda e: (order.index(e.phase), e.time_s))
     return found
 
 
-def _scheduling(run: RunSummary, name: str, phase: str) -> list[Event]:
-    """What the schedulers of a configuration did in `phase`, if it was the first of its phases:
-    they count from the start of that one.
+def _began_s(run: RunSummary, name: str) -> dict[str, float]:
+    """When each phase of a configuration began, after its first; where the run does not say, as if
+    each had followed the one before at once.
+    """
+    said = run.extra.get("fleets", {}).get(name, {}).get("phase_began_s")
+    if said:
+        return {str(phase): float(began_s) for phase, began_s in said.items()}
+    found, began_s, now_s = run.configuration(name), {}, 0.0
+    for phase in found.phases if found else ():
+        began_s[phase.name] = now_s
+        now_s += (phase.duration_s or 0.0) * run.scale.time
+    return began_s
+
+
+def phase_begins(run: RunSummary) -> dict[str, float]:
+    """Phase -> where it begins on a common axis, in order."""
+    longest: dict[str, float] = {}
+    for each in run.configurations:
+        began_s = _began_s(run, each.name)
+        for phase, after in zip(each.phases, [*each.phases[1:], None], strict=True):
+            took_s = (phase.duration_s or 0.0) * run.scale.time
+            if after is not None and phase.name in began_s and after.name in began_s:
+                took_s = max(took_s, began_s[after.name] - began_s[phase.name])
+            longest[phase.name] = max(longest.get(phase.name, 0.0), took_s)
+    begins, now_s = {}, 0.0
+    for name, took_s in longest.items():
+        begins[name] = now_s
+        now_s += took_s
+    return begins
+
+
+def _scheduling(run: RunSummary, name: str) -> list[Event]:
+    """What the schedulers of a configuration did in its phases. They count from the start of the
+    first; what they did while the SLO's rate was searched, after the last, is left out.
     """
     found = run.configuration(name)
-    if found is None or not found.phases or found.phases[0].name != phase:
+    began_s = _began_s(run, name)
+    if found is None or not began_s:
         return []
-    end_s = found.phases[0].duration_s or np.inf
-    fleets = run.extra.get("fleets", {})
-    actions = fleets.get(name, {}).get("scheduling", [])
-    return [
-        Event(float(time_s), re.sub(r"^t (\d+) -> (\d+)$", _threshold_change, str(what)))
-        for time_s, what in actions
-        if time_s <= end_s
-    ]
+    last = found.phases[-1]
+    end_s = began_s.get(last.name, 0.0) + (last.duration_s or np.inf) * run.scale.time
+    actions = run.extra.get("fleets", {}).get(name, {}).get("scheduling", [])
+    events = []
+    for time_s, what in actions:
+        phases = [phase for phase, began in began_s.items() if began <= time_s]
+        if phases and time_s <= end_s:
+            text = re.sub(r"^t (\d+) -> (\d+)$", _threshold_change, str(what))
+            events.append(Event(phases[-1], float(time_s) - began_s[phases[-1]], text))
+    return events
 
 
 def _threshold_change(match: re.Match[str]) -> str:
@@ -219,8 +265,12 @@ def prefill_busy(requests: pa.Table, time_scale: float) -> Series:
     return Series((edges[:-1] + edges[1:]) / 2 * time_scale, share)
 
 
-def _add_egress(found: RunData, name: str, links: pa.Table, events: list[Event]) -> None:
-    """Rates from the byte counter of the busiest direction, over bins."""
+def _add_egress(
+    found: RunData, name: str, phase: str, links: pa.Table, events: list[Event]
+) -> None:
+    """Rates from the byte counter of the busiest direction, over bins, in the series' phase; what
+    became of the link in any.
+    """
     best: pa.Table | None = None
     for link in pc.unique(_strings(links, "link")).to_pylist():
         part = links.filter(pc.equal(_strings(links, "link"), link))
@@ -232,21 +282,24 @@ def _add_egress(found: RunData, name: str, links: pa.Table, events: list[Event])
     times = _numbers(best, "time_us") / 1e6
     order = np.argsort(times, kind="stable")
     times, sent = times[order], np.maximum.accumulate(_numbers(best, "sent_bytes")[order])
-    edges = np.linspace(times[0], times[-1], min(BINS, len(times)) + 1)
-    moved = np.diff(np.interp(edges, times, sent))
-    widths = np.diff(edges)
-    if (widths <= 0).any():
-        return
-    gbps = moved * 8e-9 / widths * scale.bytes / scale.time
-    found.egress[name] = Series((edges[:-1] + edges[1:]) / 2 * scale.time, gbps)
     verdicts = np.array(_strings(best, "verdict").to_pylist(), dtype=object)[order]
     for at in np.flatnonzero(verdicts[1:] != verdicts[:-1]) + 1:
         if verdicts[at] and verdicts[at - 1]:
-            events.append(Event(float(times[at]) * scale.time, f"link {verdicts[at]}"))
+            events.append(Event(phase, float(times[at]) * scale.time, f"link {verdicts[at]}"))
+    edges = np.linspace(times[0], times[-1], min(BINS, len(times)) + 1)
+    moved = np.diff(np.interp(edges, times, sent))
+    widths = np.diff(edges)
+    if phase == found.series_phase and (widths > 0).all():
+        gbps = moved * 8e-9 / widths * scale.bytes / scale.time
+        found.egress[name] = Series((edges[:-1] + edges[1:]) / 2 * scale.time, gbps)
 
 
-def _add_instances(found: RunData, name: str, table: pa.Table, events: list[Event]) -> None:
-    """Requests assigned for prefill and for decode, and how many instances had each role."""
+def _add_instances(
+    found: RunData, name: str, phase: str, table: pa.Table, events: list[Event]
+) -> None:
+    """Requests assigned for prefill and for decode in the series' phase, and how many instances had
+    each role in all.
+    """
     if not table.num_rows:
         return
     scale = found.summary.scale
@@ -258,18 +311,44 @@ def _add_instances(found: RunData, name: str, table: pa.Table, events: list[Even
         ("prefill", "queued", found.queued),
         ("decode", "running", found.decoding),
     ):
+        if phase != found.series_phase:
+            continue
         here = roles == role
         total = np.bincount(at[here], weights=_numbers(table, column)[here], minlength=len(moments))
         into[name] = binned(seconds, total.astype(np.float64))
-    for role, into in (("prefill", found.prefill_roles), ("decode", found.decode_roles)):
+    begins_s = found.begins_s[phase]
+    for role, whole in (("prefill", found.prefill_roles), ("decode", found.decode_roles)):
         count = np.bincount(at[roles == role], minlength=len(moments)).astype(np.float64)
-        into[name] = _steps(seconds, count)
-    changed = found.prefill_roles[name]
-    for before, moment, after in zip(
-        changed.values, changed.times_s[1:], changed.values[1:], strict=False
-    ):
-        if after != before:
-            events.append(Event(float(moment), f"prefill instances {before:.0f} -> {after:.0f}"))
+        steps = _steps(seconds, count)
+        whole[name] = _joined(whole.get(name), steps, begins_s)
+        if role == "prefill":
+            for before, moment, after in _changes(steps):
+                what = f"prefill instances {before:.0f} -> {after:.0f}"
+                events.append(Event(phase, moment, what))
+
+
+def _joined(before: Series | None, phase: Series, begins_s: float) -> Series:
+    """The line so far and one phase's after it; a gap between them, in which nothing is known."""
+    if not len(phase.times_s):
+        return before or phase
+    times = phase.times_s + begins_s
+    if before is None or not len(before.times_s):
+        return Series(times, phase.values)
+    return Series(
+        np.concatenate((before.times_s, times[:1], times)),
+        np.concatenate((before.values, [np.nan], phase.values)),
+    )
+
+
+def _changes(steps: Series) -> list[tuple[float, float, float]]:
+    """(value before, when it changed, value after) of a step line."""
+    return [
+        (float(before), float(moment), float(after))
+        for before, moment, after in zip(
+            steps.values, steps.times_s[1:], steps.values[1:], strict=False
+        )
+        if after != before
+    ]
 
 
 def _steps(times_s: Floats, values: Floats) -> Series:
@@ -281,7 +360,9 @@ def _steps(times_s: Floats, values: Floats) -> Series:
     return Series(times_s[keep], values[keep])
 
 
-def _add_thresholds(found: RunData, name: str, table: pa.Table, events: list[Event]) -> None:
+def _add_thresholds(
+    found: RunData, name: str, phase: str, table: pa.Table, events: list[Event]
+) -> None:
     threshold = _numbers(table, "threshold_tokens")
     present = ~np.isnan(threshold)
     if not present.any():
@@ -289,13 +370,11 @@ def _add_thresholds(found: RunData, name: str, table: pa.Table, events: list[Eve
     times = _numbers(table, "time_us")[present] / 1e6 * found.summary.scale.time
     order = np.argsort(times, kind="stable")
     series = _steps(times[order], threshold[present][order])
+    moved = _changes(series)
     if len(series.times_s) > 4 * BINS:
         series = binned(times[order], threshold[present][order])
-    found.thresholds[name] = series
-    if len(np.unique(series.values)) > 8:
-        return
-    for before, moment, after in zip(
-        series.values, series.times_s[1:], series.values[1:], strict=False
-    ):
-        if after != before:
-            events.append(Event(float(moment), f"threshold {before:,.0f} -> {after:,.0f}"))
+    found.thresholds[name] = _joined(found.thresholds.get(name), series, found.begins_s[phase])
+    if len(np.unique(series.values)) <= 8:
+        for before, moment, after in moved:
+            what = f"threshold {before:,.0f} -> {after:,.0f}"
+            events.append(Event(phase, moment, what))

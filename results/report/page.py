@@ -10,7 +10,7 @@ from typing import Any
 
 import vl_convert
 
-from results import metrics, table
+from results import metrics, rundir, table
 from results.fidelity import HEADER, Difference, cells, differences
 from results.report import document, errors, theme
 from results.report.data import RunData
@@ -67,20 +67,32 @@ def _numbers(spec: dict[str, Any], limit: int = 60) -> list[list[str]]:
     if not values:
         return []
     columns = [key for key in values[0] if key not in ("order", "label")]
+    titles = _titles(spec)
     step = max(1, -(-len(values) // limit))
     rows = [[_cell(row.get(key)) for key in columns] for row in values[::step]]
-    return [[_HEADINGS.get(key, key) for key in columns], *rows]
+    return [[_HEADINGS.get(key) or titles.get(key, key) for key in columns], *rows]
 
 
 _HEADINGS = {
     "name": "configuration",
-    "x": "x",
-    "y": "y",
     "p90": "P90, s",
     "mean": "mean, s",
-    "rate": "requests/s",
+    "model": "model",
+    "low": "95 % from",
+    "high": "95 % to",
     "error": "error, %",
 }
+
+
+def _titles(spec: dict[str, Any]) -> dict[str, str]:
+    """Field -> what its axis says, less what is about the drawing."""
+    found: dict[str, str] = {}
+    for part in (spec, *spec.get("layer", ())):
+        for channel in ("x", "y"):
+            encoded = part.get("encoding", {}).get(channel, {})
+            if encoded.get("title"):
+                found.setdefault(encoded["field"], encoded["title"].partition(" (")[0])
+    return found
 
 
 def _cell(value: Any) -> str:
@@ -143,40 +155,69 @@ def _between_runs(runs: Sequence[RunData]) -> str:
     ]
     return (
         '<section aria-labelledby="between"><h2 id="between">Emulate against simulate</h2>'
+        + _unlike(runs)
         + document.figure("Emulate against simulate", reading, *drawn)
         + document.table([HEADER, *map(cells, rows)], "Emulate against simulate")
         + "</section>"
     )
 
 
+def _unlike(runs: Sequence[RunData]) -> str:
+    """What the two experiments differ in beside the mode, and what only an emulated run uses."""
+    every = [rundir.settings(run.path) for run in runs]
+    keys = [
+        f"{key} {every[0].get(key)} -> {every[1].get(key)}"
+        for key in rundir.differing(every)
+        if key != "mode" and not key.startswith("emulate.")
+    ]
+    if not keys:
+        return ""
+    return f'<p class="bad">{escape(f"The two experiments differ in {rundir.listed(keys)}.")}</p>'
+
+
 def _navigation(runs: Sequence[RunData], drawn: Sequence[Sequence[Drawn]]) -> str:
-    items = []
-    if between_runs(runs):
-        items.append('<li><a href="#between">Emulate against simulate</a></li>')
+    """A list of links a run, one for what stands before all runs, and one for what follows."""
+    lists = [
+        ['<li><a href="#between">Emulate against simulate</a></li>'] if between_runs(runs) else []
+    ]
     for at, (run, sections) in enumerate(zip(runs, drawn, strict=True)):
         prefix = f"{run.summary.name} ({run.summary.mode}): " if len(runs) > 1 else ""
-        items.append(f'<li><a href="#r{at}">{escape(prefix)}Comparison</a></li>')
+        items = [f'<li><a href="#r{at}">{escape(prefix)}Comparison</a></li>']
         items += [
             f'<li><a href="#r{at}-{each.section.key}">{escape(each.section.title)}</a></li>'
             for each in sections
         ]
-    items.append('<li><a href="#definitions">Definitions</a></li>')
-    return f'<nav aria-label="Sections"><ul>{"".join(items)}</ul></nav>'
+        lists.append(items)
+    last = '<li><a href="#definitions">Definitions</a></li>'
+    if len(runs) > 1:
+        lists.append([last])
+    else:
+        lists[-1].append(last)
+    shown = "".join(f"<ul>{''.join(items)}</ul>" for items in lists if items)
+    return f'<nav aria-label="Sections">{shown}</nav>'
 
 
 def _run(run: RunData, sections: Sequence[Drawn], at: int, many: bool) -> str:
     heading = f"Comparison: {run.path.name} ({run.summary.mode})" if many else "Comparison"
     parts = [f'<section aria-labelledby="r{at}"><h2 id="r{at}">{escape(heading)}</h2>']
+    # Whether the figures can be trusted comes before them.
+    notes = sorted(table.notes(run.summary), key=lambda line: not _is_bad(line))
+    bad = sum(map(_is_bad, notes))
+    parts += [_note(line) for line in notes[:bad]]
     parts.append(_comparison(run.summary))
-    parts += [_note(line) for line in table.notes(run.summary)]
+    parts += [_note(line) for line in notes[bad:]]
     for each in sections:
         parts.append(_figure(each, f"r{at}-{each.section.key}", run))
     parts.append("</section>")
     return "".join(parts)
 
 
+def _is_bad(line: str) -> bool:
+    return line.startswith(("verdict:", "INCOMPLETE"))
+
+
 def _note(line: str) -> str:
-    kind = "bad" if line.startswith(("verdict:", "INCOMPLETE")) else "note"
+    kind = "bad" if _is_bad(line) else "note"
     return f'<p class="{kind}">{escape(line)}</p>'
 
 
@@ -216,12 +257,15 @@ def _figure(each: Drawn, anchor: str, run: RunData) -> str:
 def _events(run: RunData) -> str:
     rows = []
     for name, events in run.events.items():
-        rows += [[name, f"{each.time_s / 60:.2f}", each.what] for each in events[:SHOWN_EVENTS]]
+        rows += [
+            [name, each.phase, f"{each.time_s / 60:.2f}", each.what]
+            for each in events[:SHOWN_EVENTS]
+        ]
         if len(events) > SHOWN_EVENTS:
-            rows.append([name, "", f"and {len(events) - SHOWN_EVENTS} more"])
+            rows.append([name, "", "", f"and {len(events) - SHOWN_EVENTS} more"])
     if not rows:
         return ""
-    return _details([["configuration", "minutes", "event"], *rows], "Events")
+    return _details([["configuration", "phase", "minutes", "event"], *rows], "Events")
 
 
 def _details(rows: Sequence[Sequence[str]], title: str = "Numbers of this chart") -> str:

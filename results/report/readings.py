@@ -2,26 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from results.report import charts, errors
 from results.report.data import RunData, Series
+from results.summary import ConfigurationSummary
 from results.table import number
+
+#: Differences from the model up to this many per cent are called near.
+_NEAR = 10
+#: Throughput of at least this share of what was offered is no sign of a limit.
+_KEPT_UP = 0.98
+
+
+def _several(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _plural(names: Sequence[str], verb: str) -> str:
+    """Subject and verb of a sentence: `a serves`, `a and b serve`."""
+    return f"{_several(names)} {verb}{'s' if len(names) == 1 else ''}"
 
 
 def capacity(run: RunData) -> str:
     found = [each for each in run.summary.configurations if each.capacity.paper]
-    best = max(found, key=lambda each: each.capacity.paper or 0.0)
-    text = f"{best.name} sustains most, {number(best.capacity.paper)} requests/s"
-    ratio = best.capacity_ratio.paper
-    if ratio is not None and best.name != "homogeneous":
+    most = number(max(each.capacity.paper or 0.0 for each in found))
+    best = [each for each in found if number(each.capacity.paper) == most]
+    text = f"{_plural([each.name for each in best], 'sustain')} most, {most} requests/s"
+    ratio = best[0].capacity_ratio.paper
+    if ratio is not None and len(best) == 1 and best[0].name != "homogeneous":
         text += f", {number(ratio)} times homogeneous"
+    below = [each.name for each in found if _kept_up(each, run.summary.capacity_phase)]
+    if below:
+        return (
+            f"{text}. {_plural(below, 'serve')} all that is offered: the rate is not above "
+            "capacity, and the bar is not the limit that the model's tick gives."
+        )
     errors = [abs(each.capacity.error) for each in found if each.capacity.error is not None]
     if errors:
-        text += f"; every bar is within {100 * max(errors):.1f} % of the throughput model"
+        worst = 100 * max(errors)
+        text += (
+            f"; every bar is within {worst:.1f} % of the throughput model"
+            if worst <= _NEAR
+            else f"; bars and throughput model differ by up to {worst:.0f} %"
+        )
     return text + "."
+
+
+def _kept_up(each: ConfigurationSummary, phase_name: str) -> bool:
+    phase = each.phase(phase_name)
+    offered = phase.offered_rate.paper if phase else None
+    return bool(offered and each.capacity.paper and each.capacity.paper >= _KEPT_UP * offered)
 
 
 def ttft_distribution(run: RunData) -> str:
@@ -85,11 +118,16 @@ def egress(run: RunData) -> str:
     said = []
     for name, series in run.egress.items():
         mean, peak = float(np.nanmean(series.values)), float(np.nanmax(series.values))
-        said.append(f"{name} {number(mean)} Gbps on average, {number(peak)} at most")
+        said.append(
+            f"{name} {number(mean)} Gbps on average, {number(peak)} in its busiest interval"
+        )
     text = "; ".join(said)
     if run.link_gbps:
         greatest = max(float(np.nanmax(series.values)) for series in run.egress.values())
         text += f": at most {100 * greatest / run.link_gbps:.0f} % of the link"
+    widths = [np.diff(line.times_s).mean() for line in run.egress.values() if len(line.times_s) > 1]
+    if widths:
+        text += f". Means of {number(float(max(widths)), 2)} s; the table's peak is of shorter ones"
     return text + "."
 
 
@@ -119,26 +157,42 @@ def decoding(run: RunData) -> str:
 
 
 def _changes(lines: Mapping[str, Series]) -> str:
-    count = sum(int(np.count_nonzero(np.diff(line.values))) for line in lines.values())
+    count = sum(
+        int(np.count_nonzero(np.diff(line.values[~np.isnan(line.values)])))
+        for line in lines.values()
+    )
     return f"{count} change{'' if count == 1 else 's'}"
+
+
+def _rules(run: RunData, lines: Mapping[str, Series]) -> str:
+    """What the vertical lines of a chart over the whole run mean."""
+    said = []
+    if len(run.begins_s) > 1:
+        said.append(f"grey lines mark where phases begin ({', '.join(run.begins_s)})")
+    marked = charts.marked_events(run, lines)
+    if marked:
+        said.append(f"dotted ones what happened ({charts.kinds_of(marked)})")
+    return f"; {', '.join(said)}" if said else ""
 
 
 def threshold(run: RunData) -> str:
     values = [series.values for series in run.thresholds.values()]
     low, high = min(np.nanmin(v) for v in values), max(np.nanmax(v) for v in values)
+    rules = _rules(run, run.thresholds)
     if low == high:
-        return f"The threshold stayed at {low:,.0f} tokens."
+        return f"The threshold stayed at {low:,.0f} tokens{rules}."
     return (
         f"The threshold moved between {low:,.0f} and {high:,.0f} tokens "
-        f"({_changes(run.thresholds)}); dotted lines mark what else happened."
+        f"({_changes(run.thresholds)}){rules}."
     )
 
 
 def roles(run: RunData) -> str:
     changes = _changes(run.prefill_roles)
+    rules = _rules(run, run.prefill_roles)
     if changes.startswith("0"):
-        return "No instance changed its role in this phase."
-    return f"Instances moved between prefill and decode: {changes}; dotted lines mark events."
+        return f"No instance changed its role{rules}."
+    return f"Instances moved between prefill and decode: {changes}{rules}."
 
 
 def figure_5(run: RunData) -> str:
@@ -172,9 +226,10 @@ def fidelity(run: RunData) -> str:
 def cost(run: RunData) -> str:
     key = "per 1,000 requests"
     costs = {name: values[key] for name, values in run.extras.cost.items() if key in values}
-    cheapest = min(costs, key=lambda name: costs[name])
-    text = f"{cheapest} serves 1,000 requests for least, {number(costs[cheapest])}"
+    least = number(min(costs.values()))
+    cheapest = [name for name in costs if number(costs[name]) == least]
+    text = f"{_plural(cheapest, 'serve')} 1,000 requests for least, {least}"
     base = costs.get("homogeneous")
-    if base and cheapest != "homogeneous":
-        text += f", {100 * (1 - costs[cheapest] / base):.0f} % less than homogeneous"
+    if base and "homogeneous" not in cheapest:
+        text += f", {100 * (1 - costs[cheapest[0]] / base):.0f} % less than homogeneous"
     return f"{text} ({run.extras.currency or 'relative prices'})."

@@ -227,8 +227,8 @@ def test_every_drawn_colour_follows_the_scheme(html: str) -> None:
 
 def test_readings_say_what_the_charts_show(html: str) -> None:
     assert "prfaas sustains most, 3.20 requests/s, 1.60 times homogeneous" in html
-    assert "The threshold moved between 19,400 and 24,000 tokens (4 changes)" not in html
-    assert "The threshold moved between 19,400 and 24,000 tokens (1 change)" in html
+    assert "The threshold moved between 19,400 and 24,000 tokens (1 change)" not in html
+    assert "The threshold moved between 19,400 and 24,000 tokens (7 changes)" in html
     assert "threshold 19,400 -&gt; 24,000" in html
     assert "prefill instances 3 -&gt; 4" in html
     assert "link busy" in html
@@ -334,8 +334,30 @@ def test_what_schedulers_did_is_told(run: Path, tmp_path: Path) -> None:
     ]
     found = replace(found, configurations=tuple(phases))
     (copy / "summary.json").write_text(summary.to_json(found))
-    events = [each.what for each in data.load(copy).events["prfaas"]]
-    assert events == ["threshold 19,400 -> 24,000", "link busy", "pd-3 -> prefill"]
+    loaded = data.load(copy)
+    told = [each.what for each in loaded.events["prfaas"] if each.phase == "capacity"]
+    assert told == ["threshold 19,400 -> 24,000", "link busy", "pd-3 -> prefill"]
+    # Phases of a minute, one after another.
+    assert list(loaded.begins_s.values()) == [0.0, 60.0, 120.0, 180.0]
+
+
+def test_what_schedulers_did_is_told_of_every_phase(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    began_s = {"capacity": 0.0, "latency": 100.0, "load-0.5": 160.0, "load-0.9": 230.0}
+    told = [[30.0, "pd-3 -> prefill"], [130.0, "t 19400 -> 24000"], [240.0, "pd-3 -> decode"]]
+    facts = {"scheduling": told, "phase_began_s": began_s}
+    found = replace(summary.read(run), extra={"fleets": {"prfaas": facts}})
+    (copy / "summary.json").write_text(summary.to_json(found))
+    loaded = data.load(copy)
+    events = [each for each in loaded.events["prfaas"] if not each.what.startswith("link")]
+    assert [(each.phase, each.time_s) for each in events] == [
+        ("capacity", 30.0), ("latency", 30.0), ("load-0.9", 10.0)
+    ]  # fmt: skip
+    assert loaded.begins_s["latency"] == 100.0
+    line = loaded.thresholds["prfaas"]
+    assert line.times_s[0] < 100.0 < line.times_s[-1]
+    assert np.isnan(line.values).sum() == len(PHASES) - 1
 
 
 def test_prefill_is_busy_once_however_many_prompts_it_computes() -> None:
