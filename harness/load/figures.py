@@ -36,6 +36,7 @@ class ClientFigures:
     several_a_chunk: int
     new_connections: int
     no_answer: int
+    no_text: int
     prompt_ratio: float | None
     answer_mean_s: float | None
     first_byte_mean_s: float | None
@@ -92,7 +93,8 @@ def _client_figures(table: pa.Table, requests: Requests, asked: np.ndarray) -> C
         counted_by_client=_count(pc.and_(sent, pc.is_null(table["server_tokens"]))),
         several_a_chunk=_count(several),
         new_connections=_count(table["new_connection"]),
-        no_answer=int((done & np.isnan(answer_s)).sum()),
+        no_answer=int((done & np.isnan(answer_s) & ~np.isnan(requests.first_token_s)).sum()),
+        no_text=int((done & np.isnan(requests.first_token_s)).sum()),
         prompt_ratio=ratio,
         answer_mean_s=metrics.mean(np.where(done, answer_s, np.nan)),
         first_byte_mean_s=metrics.mean(np.where(done, byte_s, np.nan)),
@@ -150,6 +152,10 @@ def remarks(spec: LoadSpec, phases: Sequence[PhaseFigures]) -> list[str]:
     if retried:
         found.append(
             f"{retried} requests were sent again because their kept connection had been closed"
+        )
+    if total("no_text"):
+        found.append(
+            f"{total('no_text')} answers ended well and carried no text: they have no TTFT"
         )
     if total("no_answer"):
         found.append(

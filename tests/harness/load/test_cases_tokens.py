@@ -355,12 +355,22 @@ def test_a_run_warns_of_short_answers_that_could_not_be(
     phase = PhaseFigures(
         PhaseSummary("load", counts=counted),
         None,
-        ClientFigures(0, 0, 0, 0, 0, None, None, None),
+        ClientFigures(0, 0, 0, 0, 0, 0, None, None, None),
     )
     spec = LoadSpec(target=TargetSpec(ignore_eos=ignore_eos))
     said = [each for each in remarks(spec, [phase]) if "shorter than asked" in each]
     assert bool(said) == warned
     assert all(each.startswith(f"{short} answers") for each in said)
+
+
+def test_answers_without_text_and_with_reasoning_only_are_told_apart() -> None:
+    phase = PhaseFigures(
+        PhaseSummary("load"), None, ClientFigures(0, 0, 0, 0, 3, 2, None, None, None)
+    )
+    said = remarks(LoadSpec(), [phase])
+    assert len(said) == 2
+    assert said[0].startswith("2 answers ended well and carried no text")
+    assert said[1].startswith("3 answers ended before anything but reasoning")
 
 
 # 10. A server that refuses looks fast
