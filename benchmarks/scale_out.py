@@ -12,6 +12,7 @@ node that went, or a figure differs by more than `--agreement`.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from ray.cluster_utils import Cluster
 from harness.execution import Execution, Fleets, execute
 from harness.experiment import ConfigurationSpec, Experiment, load_experiment, parse_override
 from harness.fleets.ray import RayFleet, RayFleets, RayOptions
+from harness.ray.cluster import NICENESS
 from results.summary import ConfigurationSummary
 
 #: Short windows of the main job, fewer real tokens, and half of the instances: each is a process
@@ -162,6 +164,7 @@ def main() -> int:
 
     found = []
     local = run("local", None, say)
+    os.environ.setdefault(NICENESS, "0")
     head = {"num_cpus": 1, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):

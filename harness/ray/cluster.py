@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 from harness.errors import BadInput, NotReady
@@ -10,6 +11,11 @@ from harness.topology import PD, PRFAAS
 
 #: What `ray.init` offers where no cluster is given: this machine is both clusters.
 LOCAL_RESOURCES = {PRFAAS: 64.0, PD: 64.0}
+
+
+#: Ray starts its workers at niceness 15, which hosts that do other things too make them feel. Read by
+#: `ray start`, and inherited from it.
+NICENESS = "RAY_worker_niceness"
 
 
 def join(address: str | None) -> Any:
@@ -32,6 +38,7 @@ def join(address: str | None) -> Any:
     }
     try:
         if address is None:
+            os.environ.setdefault(NICENESS, "0")
             ray.init(resources=LOCAL_RESOURCES, **quiet)
         else:
             ray.init(address=address, **quiet)

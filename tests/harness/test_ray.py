@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -12,26 +14,32 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 ray = pytest.importorskip("ray")
 pytest.importorskip("torch")
 
+import aiohttp
 from ray.cluster_utils import Cluster
 
+from engine.transport.certificates import make_authority, make_certificate
+from engine.transport.security import Security, client_context
 from harness import realtime
 from harness.chaos.emulate import experiment_of
 from harness.fleets.local import ORACLE
-from harness.fleets.ray import RayFleets, RayOptions
+from harness.fleets.ray import DRIVER, RayFleets, RayOptions
 from harness.measure import phase_requests
 from harness.phases import Phase
 from harness.policies.catalog import make_policy
+from harness.ray.cluster import NICENESS
 from harness.ray.sweep import on_ray
 from harness.replay import replay
 from harness.router import RetryRules, Router
 from harness.sweep.execute import execute
 from harness.sweep.study import Study, parse_axis
+from harness.topology import instance_specs
 from results.records import Status
 
 
 @pytest.fixture
 def cluster():
     """A head without resources, and two nodes that each could carry everything."""
+    os.environ.setdefault(NICENESS, "0")
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     nodes = [
         made.add_node(num_cpus=1, resources={"prfaas": 2, "pd": 8}),
@@ -80,7 +88,8 @@ async def _run(made, nodes, experiment, configuration, folder):
             if node.node_id in standing.values() and node.node_id != standing[ORACLE]
         )
         moved = [name for name, node in standing.items() if node == doomed.node_id]
-        retry = RetryRules(max_attempts=12, backoff_s=0.2)
+        # The default's attempts: losses excuse those that they end.
+        retry = RetryRules(patience_s=fleet.patience_s)
         policy = make_policy(configuration.policy, configuration.threshold_tokens, {})
         router = Router(policy, fleet.view, fleet.instances, fleet.links, retry)
         records, requests = [], {}
@@ -104,6 +113,61 @@ async def _run(made, nodes, experiment, configuration, folder):
         return records, fleet.facts(), wrong, moved
     finally:
         await fleet.close()
+
+
+def test_with_certificates_nothing_is_plain(cluster, tmp_path: Path):
+    """Driver and workers know each other by certificate; caches cross over TLS; a stranger, with a
+    certificate of another authority or none, gets nowhere."""
+    made, _ = cluster
+    experiment, configuration = experiment_of(4)
+    folder = tmp_path / "certs"
+    specs = instance_specs(experiment, configuration)
+    make_authority(folder, 1)
+    for name in (DRIVER, ORACLE, *(spec.name for spec in specs)):
+        make_certificate(folder, name, 1)
+    make_authority(tmp_path / "other", 1)
+    make_certificate(tmp_path / "other", DRIVER, 1)
+    options = RayOptions(made.address, certificates=folder)
+    served, right, plain, stranger = realtime.run(
+        _serve_securely(experiment, configuration, options, tmp_path)
+    )
+    assert served == 8 and right
+    assert plain is not None and stranger is not None
+
+
+async def _serve_securely(experiment, configuration, options, folder):
+    fleet = await RayFleets(experiment, folder / "run", options).open(experiment, configuration)
+    loop = asyncio.get_running_loop()
+    try:
+        policy = make_policy("naive", 0.0, {})
+        router = Router(policy, fleet.view, fleet.instances, fleet.links, RetryRules())
+        phase = Phase("run", 0.4, 0.0, 4.0 * fleet.scale.time_scale)
+        requests = list(islice(phase_requests(experiment, phase, fleet.scale), 8))
+        records = []
+        await replay(requests, router.serve, records.append, origin_s=loop.time(), drain_s=60.0)
+        done = [record for record in records if record.status is Status.SUCCEEDED]
+        by_id = {request.id: request for request in requests}
+        right = await fleet.verify(by_id[done[0].id], done[0].token_ids)
+        place = fleet.place("pd-0")
+        other = folder / "other"
+        paths = [str(other / name) for name in (f"{DRIVER}.pem", f"{DRIVER}.key", "ca.pem")]
+        plain = await _refused(f"http://{place.host}:{place.port}/health", True)
+        stranger = await _refused(
+            f"https://{place.host}:{place.port}/health", client_context(Security(*paths))
+        )
+        return len(done), right, plain, stranger
+    finally:
+        await fleet.close()
+
+
+async def _refused(url, context):
+    """Why a client is turned away; None when it is not."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+        try:
+            async with session.get(url) as response:
+                return None if response.status == 200 else response.status
+        except aiohttp.ClientError as error:
+            return error
 
 
 async def _remove(made, node):
