@@ -13,8 +13,7 @@ from harness.topology import PD, PRFAAS
 LOCAL_RESOURCES = {PRFAAS: 64.0, PD: 64.0}
 
 
-#: Ray starts its workers at niceness 15, which hosts that do other things too make them feel. Read by
-#: `ray start`, and inherited from it.
+#: Ray starts its workers at niceness 15, and on a busy host they feel it. `ray start` reads this.
 NICENESS = "RAY_worker_niceness"
 
 
