@@ -60,6 +60,8 @@ class Report:
     retried: int = 0
     verified: int = 0
     most_in_flight: int = 0
+    fetched: int = 0
+    fetches_failed: int = 0
     faults: dict[str, int] = field(default_factory=dict)
     holdings: list[str] = field(default_factory=list)
     cores: float = 0.0
@@ -79,6 +81,8 @@ class Report:
             f"{counts.failed - self.cancelled} lost, {counts.unsent} unsent",
             f"{self.most_in_flight} in flight at most; {self.verified} verified token for token "
             "against one engine",
+            f"{self.fetched} prefixes fetched across the link; {self.fetches_failed} fetches failed, "
+            "and their prompts were computed whole",
             f"{self.processes} processes below the harness, {self.cores:.2f} cores on average",
             *self.holdings,
             *(f"VIOLATION {each}" for each in self.violations),
@@ -86,26 +90,27 @@ class Report:
 
 
 def experiment_of(seed: int) -> tuple[Experiment, ConfigurationSpec]:
-    """Two clusters, two decode instances, tokens enough to keep each busy for a while."""
+    """Two clusters, two decode instances, tokens enough to keep each busy for a while, and
+    documents that are asked about from either cluster, so that prefixes cross too."""
     experiment = Experiment.model_validate(
         {
             "name": "soak",
             "seed": seed,
             "mode": "emulate",
             "workload": {
-                "kind": "lognormal",
-                "mu": 8.5,
-                "sigma": 0.7,
-                "min_tokens": 256,
-                "max_tokens": 30000,
+                "kind": "documents",
+                "document": {"mu": 8.8, "sigma": 0.6, "min_tokens": 1024, "max_tokens": 30000},
+                "live_documents": 8,
+                "reuse": 0.75,
                 "output_tokens": 512,
             },
+            # The directory is full soon: from there on its growth would be a leak.
+            "cache": {"interval_blocks": 4, "directory_entries": 2000},
             "emulate": {"time_scale": TIME_SCALE},
             "configurations": [
                 {
                     "name": "prfaas",
-                    "policy": "prfaas-static",
-                    "threshold_tokens": 5000,
+                    "policy": "eft",
                     "n_prfaas": 1,
                     "n_prefill": 1,
                     "n_decode": 2,
@@ -137,7 +142,13 @@ async def _soak(
     try:
         policy = make_policy(configuration.policy, configuration.threshold_tokens or 0.0, {})
         router = Router(
-            policy, fleet.view, fleet.instances, fleet.links, RETRY, prefixes=fleet.prefixes
+            policy,
+            fleet.view,
+            fleet.instances,
+            fleet.links,
+            RETRY,
+            prefixes=fleet.prefixes,
+            copier=fleet.copier,
         )
         state = _Soak(fleet, router, random.Random(seed), report, say)
         phase = Phase("soak", REQUEST_RATE, 0.0, seconds * fleet.scale.time_scale)
@@ -166,6 +177,8 @@ async def _soak(
         await state.verified()
         for task in beside:
             task.cancel()
+        if fleet.copier is not None:
+            report.fetched, report.fetches_failed = fleet.copier.figures.counts()
         report.processes = len(descendants(os.getpid()))
         _judge(report, holdings, expected)
     finally:
@@ -354,6 +367,8 @@ class _Soak:
             for what in ("leases", "arrivals", "jobs", "waiting", "running"):
                 if stats[what]:
                     left.append(f"{name}: {stats[what]} {what}")
+            if stats["prefixes"]["in_hand"]:
+                left.append(f"{name}: {stats['prefixes']['in_hand']} prefixes in hand")
             for group, figures in stats["cache"].items():
                 if figures["owned"] or figures["pinned"]:
                     left.append(f"{name}: {figures['owned']} of {group} owned")

@@ -90,8 +90,11 @@ async def _run(made, nodes, experiment, configuration, folder):
         moved = [name for name, node in standing.items() if node == doomed.node_id]
         # The default's attempts: losses excuse those that they end.
         retry = RetryRules(patience_s=fleet.patience_s)
-        policy = make_policy(configuration.policy, configuration.threshold_tokens, {})
-        router = Router(policy, fleet.view, fleet.instances, fleet.links, retry)
+        policy = make_policy(configuration.policy, 0.0, {})
+        router = Router(
+            policy, fleet.view, fleet.instances, fleet.links, retry,
+            prefixes=fleet.prefixes, copier=fleet.copier,
+        )  # fmt: skip
         records, requests = [], {}
         phase = Phase("run", 0.4, 0.0, 25.0 * fleet.scale.time_scale)
         loop.call_later(8.0, lambda: asyncio.ensure_future(_remove(made, doomed)))
