@@ -32,10 +32,6 @@ class Fetched:
     tokens: int = 0
     bytes: int = 0
 
-    def counts(self) -> tuple[int, int]:
-        """(fetches that arrived, fetches that failed)."""
-        return self.fetched, self.failed
-
 
 class WorkerCopier:
     """Implements harness.router.Copier. A fetch is given up once it has taken as long as the
