@@ -81,7 +81,7 @@ class Report:
             f"{counts.failed - self.cancelled} lost, {counts.unsent} unsent",
             f"{self.most_in_flight} in flight at most; {self.verified} verified token for token "
             "against one engine",
-            f"{self.fetched} prefixes fetched across the link, {self.fetches_failed} not in the end",
+            f"{self.fetched} prefixes crossed before a prefill, {self.fetches_failed} failed to",
             f"{self.processes} processes below the harness, {self.cores:.2f} cores on average",
             *self.holdings,
             *(f"VIOLATION {each}" for each in self.violations),
