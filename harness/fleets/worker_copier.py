@@ -23,8 +23,8 @@ LEAST_S = 1.0
 
 @dataclass(slots=True)
 class Fetched:
-    """Since the start. `shared`: fetches that another request's already brought. bytes: as they
-    crossed; tokens: of the modelled system."""
+    """Since the start. `shared`: requests that waited for another's fetch. bytes: as they crossed;
+    tokens: of the modelled system."""
 
     fetched: int = 0
     shared: int = 0
@@ -55,8 +55,8 @@ class WorkerCopier:
         place = copy.sink.spec.name, end
         task = self._under_way.get(place)
         if task is not None:
-            await asyncio.shield(task)
             self.figures.shared += 1
+            await asyncio.shield(task)
             return 0
         task = asyncio.get_running_loop().create_task(self._fetch(copy))
         self._under_way[place] = task

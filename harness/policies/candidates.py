@@ -150,6 +150,8 @@ def decide(
     decode_key = -1 if decode_pool is None else decode_pool.least()
     if decode_key < 0:
         raise NoRoute(f"no usable decode instance in {local}")
+    if chosen.copy_from:
+        reason = f"{reason}, with a prefix from {chosen.copy_from}"
     return Decision(
         chosen.pool.cluster,
         chosen.key,

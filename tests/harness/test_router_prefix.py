@@ -91,6 +91,8 @@ def test_a_longer_prefix_is_fetched_when_that_is_sooner() -> None:
         fleet = fleet_of()
         await serve(fleet, Naive(), prompt(1, 100))
         fleet.view.prefill[PRFAAS].set_usable(0, False)
+        decision = Eft().route(prompt(2, 120), fleet.view)
+        assert decision.reason == "only usable cluster, with a prefix from prfaas"
         # Its blocks came with the first prompt; the state alone is missing.
         fetched = await serve(fleet, Eft(), prompt(2, 120))
         assert fetched.prefill_cluster == PD
