@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.transport.cipher import CipherRate, measure_cipher
 from engine.transport.security import Security
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -93,6 +94,7 @@ class Result:
     plan: Plan
     measures: dict[str, Measure]
     overlap: Overlap | None
+    cipher: CipherRate | None = None
 
     def ratio(self, name: str, to: str) -> float | None:
         """Median over rounds of name's rate / to's rate; None where one was not measured."""
@@ -212,7 +214,8 @@ async def run_bench(place: Place, plan: Plan) -> Result:
                 if outcome is not None:
                     _note(measures, "iperf3", outcome)
         overlap = await plain.overlap(measures["layers"]) if plan.overlap else None
-    return Result(place, plan, measures, overlap)
+    cipher = measure_cipher(*plan.security) if plan.security is not None else None
+    return Result(place, plan, measures, overlap, cipher)
 
 
 def _note(measures: dict[str, Measure], name: str, outcome: tuple[float, float]) -> None:

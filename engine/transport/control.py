@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
-
 from engine.transport.errors import FrameError
 from engine.transport.frames import Frame, FrameReader, encode_frame
 from engine.transport.sockets import sever
+from engine.transport.tls import Stream, TlsSocket
 
 #: A peer that leaves so much unread is not coming back; its connection is closed.
 MAX_UNSENT_BYTES = 8 << 20
@@ -16,7 +14,7 @@ MAX_UNSENT_BYTES = 8 << 20
 class Pipe:
     """A non-blocking stream with a bounded outgoing buffer."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: Stream) -> None:
         sock.setblocking(False)
         self.socket = sock
         self._unsent = bytearray()
@@ -39,23 +37,27 @@ class Pipe:
         while self._unsent:
             try:
                 sent = self.socket.send(self._unsent)
-            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            except BlockingIOError:
                 return
             del self._unsent[:sent]
 
     def receive(self) -> bytes:
-        """What is there, at most 1 MiB. Raises ConnectionResetError at end of stream."""
+        """What is there, about 1 MiB at most. Raises ConnectionResetError at end of stream."""
         data = bytearray()
         while len(data) < 1 << 20:
             try:
                 piece = self.socket.recv(1 << 16)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            except BlockingIOError:
                 break
             if not piece:
                 if data:
                     break  # handed over first; the next call meets the end again
                 raise ConnectionResetError("closed")
             data += piece
+        if isinstance(self.socket, TlsSocket):
+            # The selector knows nothing of what was read but not handed over.
+            while piece := self.socket.recv_buffered(1 << 16):
+                data += piece
         return bytes(data)
 
     def close(self) -> None:
@@ -66,7 +68,7 @@ class Pipe:
 class Control(Pipe):
     """A control connection after its handshake; `peer` is the incarnation at the other end."""
 
-    def __init__(self, sock: socket.socket, peer: int, identity: str) -> None:
+    def __init__(self, sock: Stream, peer: int, identity: str) -> None:
         super().__init__(sock)
         self.peer = peer
         self.identity = identity

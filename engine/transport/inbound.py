@@ -23,6 +23,7 @@ from engine.transport.regions import RangeList, Region
 from engine.transport.security import peer_identity, why_not_allowed
 from engine.transport.settings import Settings
 from engine.transport.sockets import listen, read_frame, sever, write_frame
+from engine.transport.tls import Stream, TlsSocket
 
 #: Connections in their handshake at one time; more are closed at once.
 MAX_HANDSHAKES = 64
@@ -35,7 +36,7 @@ class _PeerConnections:
     control: Control
     identity: str
     heard_s: float
-    lanes: set[socket.socket] = field(default_factory=set)
+    lanes: set[Stream] = field(default_factory=set)
 
 
 class Inbound:
@@ -204,13 +205,12 @@ class Inbound:
 
     # --- a connection's own thread -----------------------------------------------------------
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, raw: socket.socket) -> None:
         """Handshake; then a lane serves its connection here, a control goes to the loop."""
         handed_over = False
         try:
             try:
-                hello_sock, hello, frame, identity = self._greet(sock)
-                sock = hello_sock
+                sock, hello, frame, identity = self._greet(raw)
                 handed_over = hello.lane < 0 and self._adopt_control(sock, frame, identity)
             finally:
                 self._handshakes.release()
@@ -220,27 +220,25 @@ class Inbound:
             pass  # the connection is over; what it left half done was given back by the lane
         finally:
             if not handed_over:
-                sock.close()
+                raw.close()
 
-    def _greet(self, sock: socket.socket) -> tuple[socket.socket, Hello, Frame, str]:
-        deadline_s = time.monotonic() + self._settings.deadlines.handshake_s
-        sock.settimeout(self._settings.deadlines.handshake_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def _greet(self, raw: socket.socket) -> tuple[Stream, Hello, Frame, str]:
+        handshake_s = self._settings.deadlines.handshake_s
+        deadline_s = time.monotonic() + handshake_s
+        raw.settimeout(handshake_s)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock: Stream = raw
         if self._context is not None:
-            sock = self._context.wrap_socket(sock, server_side=True)
-        try:
-            frame = read_frame(sock, deadline_s)
-            if frame.header.type is not Type.HELLO or not frame.header.source:
-                raise FrameError(f"{frame.header.type.name} before the hello")
-            hello = Hello.decode(frame.body)
-            why_not = self._why_not_greeted(hello, frame)
-            if why_not is not None:
-                body = why_not.encode()
-                write_frame(sock, self._answer(Type.ERROR, frame, body))
-                raise FrameError(why_not.text)
-        except BaseException:
-            sock.close()
-            raise
+            sock = secure = TlsSocket(raw, self._context)
+            secure.handshake(handshake_s)
+        frame = read_frame(sock, deadline_s)
+        if frame.header.type is not Type.HELLO or not frame.header.source:
+            raise FrameError(f"{frame.header.type.name} before the hello")
+        hello = Hello.decode(frame.body)
+        why_not = self._why_not_greeted(hello, frame)
+        if why_not is not None:
+            write_frame(sock, self._answer(Type.ERROR, frame, why_not.encode()))
+            raise FrameError(why_not.text)
         return sock, hello, frame, peer_identity(sock)
 
     def _why_not_greeted(self, hello: Hello, frame: Frame) -> Reason | None:
@@ -259,7 +257,7 @@ class Inbound:
             type_, source=self._settings.incarnation, target=hello.header.source, body=body
         )
 
-    def _adopt_control(self, sock: socket.socket, hello: Frame, identity: str) -> bool:
+    def _adopt_control(self, sock: Stream, hello: Frame, identity: str) -> bool:
         source = hello.header.source
         with self.state.lock:
             known = self._peers.get(source)
@@ -278,7 +276,7 @@ class Inbound:
         self._wake()
         return True
 
-    def _serve_lane(self, sock: socket.socket, source: int, identity: str) -> None:
+    def _serve_lane(self, sock: Stream, source: int, identity: str) -> None:
         with self.state.lock:
             peer = self._peers.get(source)
             if peer is None or peer.identity != identity:

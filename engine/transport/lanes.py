@@ -6,7 +6,6 @@ calls run without the interpreter lock.
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from engine.transport.receiver import Receiver
 from engine.transport.regions import Range, RangeList, Region
 from engine.transport.sender import Sender
 from engine.transport.sockets import receive_views, send_views, sever
+from engine.transport.tls import Stream
 
 #: Small chunks are sent together, up to so many bytes and chunks at a time.
 BATCH_BYTES = 1 << 20
@@ -66,13 +66,13 @@ class SendLane(threading.Thread):
         lane: int,
         state: SendState,
         arena: SharedArena,
-        connect: Callable[[int], socket.socket],
+        connect: Callable[[int], Stream],
         wake: Callable[[], None],
         redial_s: float,
     ) -> None:
         super().__init__(name=f"send-lane-{lane}", daemon=True)
         self.lane = lane
-        self.socket: socket.socket | None = None
+        self.socket: Stream | None = None
         self._state = state
         self._arena = arena
         self._connect = connect
@@ -107,7 +107,7 @@ class SendLane(threading.Thread):
                     state.changed.notify_all()
             sock.close()
 
-    def _pump(self, sock: socket.socket, epoch: int) -> None:
+    def _pump(self, sock: Stream, epoch: int) -> None:
         state = self._state
         sender = state.sender
         sent: list[tuple[ChunkTask, int, int]] = []
@@ -146,8 +146,8 @@ class SendLane(threading.Thread):
                 digests = {(task.transfer, task.number): digest for task, digest, _ in sent}
                 with state.changed:
                     for task in tasks:
-                        digest = digests.get((task.transfer, task.number))
-                        sender.chunk_sent(time.monotonic(), task, digest, 0)
+                        known = digests.get((task.transfer, task.number))
+                        sender.chunk_sent(time.monotonic(), task, known, 0)
                     self._wake()
                 raise
 
@@ -175,7 +175,7 @@ class ReceiveState:
 
 
 def receive_lane(
-    sock: socket.socket,
+    sock: Stream,
     source: int,
     state: ReceiveState,
     arena: SharedArena,

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from engine.transport.tls import Stream
+
 #: Room for future kernels; the call returns how much it filled.
 _MAX_BYTES = 512
 _U32 = struct.Struct("=I")
@@ -64,7 +66,7 @@ def parse_tcp_info(data: bytes) -> TcpInfo:
     )
 
 
-def read_tcp_info(sock: socket.socket) -> TcpInfo:
+def read_tcp_info(sock: Stream) -> TcpInfo:
     """Raises OSError for a closed socket."""
     return parse_tcp_info(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MAX_BYTES))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import ssl
 import threading
 import time
@@ -23,6 +22,7 @@ from engine.transport.security import peer_identity
 from engine.transport.sender import Sender
 from engine.transport.settings import Settings
 from engine.transport.sockets import dial, read_frame, sever, write_frame
+from engine.transport.tls import Stream
 
 
 class Refused(FrameError):
@@ -282,12 +282,12 @@ class Session:
             self._dialled = _Dialled(error=f"{self.peer.host}:{self.peer.port}: {error}")
         self.wake()
 
-    def _connect_lane(self, lane: int) -> socket.socket:
+    def _connect_lane(self, lane: int) -> Stream:
         sock, _ = self._connect(lane)
         sock.settimeout(None)
         return sock
 
-    def _connect(self, lane: int) -> tuple[socket.socket, Frame]:
+    def _connect(self, lane: int) -> tuple[Stream, Frame]:
         settings = self.settings
         deadline_s = time.monotonic() + settings.deadlines.handshake_s
         sock = dial(

@@ -13,13 +13,13 @@ from engine.transport.regions import ChunkPlan, Region
 
 
 class ChunkTask(NamedTuple):
-    """One chunk for a lane to send: bytes [start, start + size) of `region`."""
+    """One chunk for a lane to send: bytes [start, start + size) of `region`, its `chunk`-th."""
 
     transfer: int
     attempt: int
     number: int
     region: Region
-    index: int
+    chunk: int
     start: int
     size: int
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.transport.tls import Stream, TlsSocket
+
 ANY = "*"
 
 
@@ -76,12 +78,12 @@ def _context(security: Security, protocol: int) -> ssl.SSLContext:
     return context
 
 
-def peer_identity(sock: object) -> str:
+def peer_identity(sock: Stream) -> str:
     """Common name of the verified peer, or an empty string on a plain connection."""
-    if not isinstance(sock, ssl.SSLSocket):
+    if not isinstance(sock, TlsSocket):
         return ""
     # Sequence of relative distinguished names, each a sequence of (name, value) pairs.
-    subject: Any = (sock.getpeercert() or {}).get("subject", ())
+    subject: Any = sock.getpeercert().get("subject", ())
     pairs = [pair for part in subject for pair in part]
     return next((str(value) for name, value in pairs if name == "commonName"), "")
 

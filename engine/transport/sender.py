@@ -377,7 +377,7 @@ class Sender:
             task.transfer,
             task.region.layer,
             int(task.region.kind),
-            task.index,
+            task.chunk,
             checksum,
             follows,
         )

@@ -1,8 +1,4 @@
-"""TCP as the data plane uses it: options, exact reads and writes, plain or TLS.
-
-A TLS socket is used by one thread only (OpenSSL objects are not safe for two), and has neither
-sendmsg nor recvmsg_into, so its data passes range by range.
-"""
+"""TCP as the data plane uses it: options, exact reads and writes, plain or TLS."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ from dataclasses import dataclass
 
 from engine.transport.errors import FrameError
 from engine.transport.frames import HEADER_BYTES, Frame, FrameReader, encode_frame
+from engine.transport.tls import Stream, TlsSocket
 
 #: sendmsg and recvmsg take at most this many ranges a call (IOV_MAX of Linux).
 MAX_RANGES = 1024
@@ -77,7 +74,7 @@ def dial(
     timeout_s: float,
     context: ssl.SSLContext | None,
     server_name: str,
-) -> socket.socket:
+) -> Stream:
     """Connect and, with a context, finish TLS. The socket still has the timeout set."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -85,15 +82,17 @@ def dial(
         apply_options(sock, options)
         sock.settimeout(timeout_s)
         sock.connect((host, port))
-        if context is not None:
-            sock = context.wrap_socket(sock, server_hostname=server_name)
+        if context is None:
+            return sock
+        secure = TlsSocket(sock, context, server_name)
+        secure.handshake(timeout_s)
+        return secure
     except BaseException:
         sock.close()
         raise
-    return sock
 
 
-def read_frame(sock: socket.socket, deadline_s: float) -> Frame:
+def read_frame(sock: Stream, deadline_s: float) -> Frame:
     """One control frame during a handshake; `deadline_s` on time.monotonic(), whatever the pace at
     which bytes drip in. Raises OSError, FrameError."""
     reader = FrameReader()
@@ -118,15 +117,14 @@ def read_frame(sock: socket.socket, deadline_s: float) -> Frame:
             raise FrameError("the handshake frame is not complete")
 
 
-def write_frame(sock: socket.socket, frame: Frame) -> None:
+def write_frame(sock: Stream, frame: Frame) -> None:
     sock.sendall(encode_frame(frame))
 
 
-def send_views(sock: socket.socket, views: Sequence[memoryview | bytes]) -> None:
+def send_views(sock: Stream, views: Sequence[memoryview | bytes]) -> None:
     """All bytes of all views, blocking."""
-    if isinstance(sock, ssl.SSLSocket):
-        for view in views:
-            sock.sendall(view)
+    if isinstance(sock, TlsSocket):
+        sock.send_views(views)
         return
     pending = list(views)
     while pending:
@@ -134,9 +132,9 @@ def send_views(sock: socket.socket, views: Sequence[memoryview | bytes]) -> None
         pending = _after(pending, sent)
 
 
-def receive_views(sock: socket.socket, views: Sequence[memoryview]) -> None:
+def receive_views(sock: Stream, views: Sequence[memoryview]) -> None:
     """Fill all views, blocking. Raises ConnectionResetError at end of stream."""
-    if isinstance(sock, ssl.SSLSocket):
+    if isinstance(sock, TlsSocket):
         for view in views:
             at = 0
             while at < len(view):
@@ -165,17 +163,13 @@ def _after(views: list, count: int) -> list:
     return []
 
 
-def sever(sock: socket.socket) -> None:
-    """Wake every thread blocked on the socket; its owner closes it.
-
-    The base class's shutdown on purpose: SSLSocket's drops its TLS object while another thread may
-    be inside it.
-    """
+def sever(sock: Stream) -> None:
+    """Wake every thread blocked on the socket; its owner closes it."""
     with contextlib.suppress(OSError):
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        sock.shutdown(socket.SHUT_RDWR)
 
 
-def reset_on_close(sock: socket.socket) -> None:
+def reset_on_close(sock: Stream) -> None:
     """Closing sends RST and drops unsent bytes: nothing of a cut connection arrives later."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

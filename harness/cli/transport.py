@@ -232,6 +232,20 @@ def _print(result: Result) -> None:
             f"{gbps * 1e9 / allowed:.1%}" if allowed else "",
         )
     console.print(table)
+    cipher = result.cipher
+    if cipher is not None:
+        tls = result.measures["tls"]
+        gbps = statistics.median(tls.gbps)
+        plain = statistics.median(result.measures["single"].cpu_s_per_gb)
+        left = plain / (plain + cipher.cpu_s_per_gb)
+        console.print(
+            f"{cipher.cipher}: one core seals {cipher.seal_gbps:.3g} and opens "
+            f"{cipher.open_gbps:.3g} Gbit/s; TLS carried {gbps:.3g}, "
+            f"{gbps / cipher.bound_gbps:.0%} of that and {_ratio(result.ratio('tls', 'single'))} "
+            f"of plain; of its {statistics.median(tls.cpu_s_per_gb):.2f} CPU s/GB the cipher takes "
+            f"{cipher.cpu_s_per_gb:.2f}, which alone leaves {left:.2f} of plain where both ends "
+            f"share all cores"
+        )
     overlap = result.overlap
     if overlap is not None:
         console.print(
@@ -257,8 +271,9 @@ def _as_json(result: Result) -> dict[str, Any]:
         "shaper_payload_bps": result.place.rate_bps,
         "measures": {name: asdict(measure) for name, measure in result.measures.items()},
         "ratios": {
-            name: {to: result.ratio(name, to) for to in ("raw", "iperf3")}
+            name: {to: result.ratio(name, to) for to in ("raw", "iperf3", "single")}
             for name in result.measures
         },
+        "cipher": None if result.cipher is None else asdict(result.cipher),
         "overlap": None if result.overlap is None else asdict(result.overlap),
     }

@@ -201,10 +201,9 @@ class LocalFleet:
         ]
         if self._shaped is not None:
             self._shaped.start_schedule()
-            hearer = self._shaped.direction(PRFAAS, PD)
-            self._watchers.append(
-                asyncio.ensure_future(listen_to_senders(self._sender_sessions, hearer))
-            )
+            self._listen(PRFAAS, PD)
+            if self.copier is not None:  # nothing else crosses that way
+                self._listen(PD, PRFAAS)
         self._start_s = time.monotonic() - began_s
 
     async def close(self) -> None:
@@ -248,13 +247,27 @@ class LocalFleet:
         self._watchers.append(asyncio.ensure_future(self._watch(self._remote(name))))
         self.view.set_lost(name, False)
 
-    def _sender_sessions(self) -> dict[str, aiohttp.ClientSession]:
-        """Of the workers whose caches cross the link."""
-        return {
-            name: worker.session
-            for name, worker in self._workers.items()
-            if worker.spec.cluster == PRFAAS and worker.exit_status is None
-        }
+    def _listen(self, source: str, sink: str) -> None:
+        """Let the direction from `source` to `sink` know what the transport sees of it."""
+        assert self._shaped is not None
+
+        def sessions() -> dict[str, aiohttp.ClientSession]:
+            return {
+                name: worker.session
+                for name, worker in self._workers.items()
+                if worker.spec.cluster == source and worker.exit_status is None
+            }
+
+        def across() -> set[tuple[str, int]]:
+            remotes = [each for each in self.instances.values() if isinstance(each, RemoteInstance)]
+            return {
+                (each.across_link.host, each.across_link.port)
+                for each in remotes
+                if each.spec.cluster == sink and each.across_link is not None
+            }
+
+        hearer = self._shaped.direction(source, sink)
+        self._watchers.append(asyncio.ensure_future(listen_to_senders(sessions, across, hearer)))
 
     def _remote(self, name: str) -> RemoteInstance:
         instance = self.instances[name]

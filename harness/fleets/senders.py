@@ -7,7 +7,7 @@ workers. Their monitors do (TCP_INFO of every connection, `engine.transport.moni
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import aiohttp
@@ -26,19 +26,24 @@ class Hearer(Protocol):
 
 async def listen_to_senders(
     sessions: Callable[[], Mapping[str, aiohttp.ClientSession]],
+    across: Callable[[], Collection[tuple[str, int]]],
     direction: Hearer,
     interval_s: float = INTERVAL_S,
 ) -> None:
-    """Until cancelled: ask every worker that `sessions` names for its samples, tell `direction`.
-    A worker that does not answer has nothing to say."""
+    """Until cancelled: ask every worker that `sessions` names for its samples, and tell `direction`
+    those of peers dialled at the addresses `across` (others do not cross the link). A worker that
+    does not answer has nothing to say."""
     loop = asyncio.get_running_loop()
     then_s = loop.time()
     while True:
         await asyncio.sleep(interval_s)
         asked = sessions()
         answers = await asyncio.gather(*(_samples(name, each) for name, each in asked.items()))
-        now_s = loop.time()
-        direction.hear(now_s, observe((row for rows in answers for row in rows), now_s - then_s))
+        now_s, addresses = loop.time(), across()
+        crossing = (
+            row for rows in answers for row in rows if (row["host"], row["port"]) in addresses
+        )
+        direction.hear(now_s, observe(crossing, now_s - then_s))
         then_s = now_s
 
 

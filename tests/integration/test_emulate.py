@@ -86,6 +86,13 @@ def test_requests_cross_the_link_and_their_tokens_are_verified(cli, experiment_f
     assert (table[table.prefill_cluster == "pd"].wire_bytes == 0).all()
     assert (run_directory(cli.folder) / "complete").exists()
 
+    links = pq.read_table(run_directory(cli.folder) / "links.parquet").to_pandas()
+    there = links[links.link == "prfaas->pd"]
+    assert set(there.verdict) <= {"free", "busy", "saturated", "lossy", "receiver-limited"}
+    assert there.goodput_bps.max() > 0
+    assert there.connections.max() > 0
+    assert there.backlog_bytes.max() > 0
+
 
 def test_a_killed_decode_worker_loses_no_request(cli, experiment_file):
     process = cli.start(

@@ -27,7 +27,7 @@ from engine.transport.outgoing import Ended
 from engine.transport.receiver import Receiver
 from engine.transport.regions import Kind, Region, RegionSize
 from engine.transport.sender import Sender
-from engine.transport.timing import Limits
+from engine.transport.timing import Deadlines, Limits
 
 CHUNK = 4096
 
@@ -379,6 +379,31 @@ def test_lost_answer_to_a_commit_is_answered_again() -> None:
     net.cut_control()
     net.run()
     assert [e.committed for e in net.ended[Key("r")]] == [True]
+
+
+def test_a_peer_that_falls_silent_is_found_out_within_its_deadline_at_both_ends() -> None:
+    """In the protocol's own time, whatever the machine does meanwhile: under 3 s with the silence
+    that a plane allows its worker."""
+    net = network()
+    deadlines = Deadlines()
+    manifest = make_manifest(3 * CHUNK)
+    transfer = net.open(Key("r"), manifest, contents(manifest))
+    net.sender.push(transfer, manifest.regions[0].region, CHUNK)
+    for _ in range(20):
+        net.step()
+    assert Key("r") in net.granted
+    net.up = False
+    silent_s = net.now
+    ended_s: dict[str, float] = {}
+    while len(ended_s) < 2:
+        net.step(0.01)
+        assert net.now - silent_s < 3.0 - deadlines.worker_silence_s
+        if Key("r") in net.ended:
+            ended_s.setdefault("sender", net.now)
+        if Key("r") in net.aborted:
+            ended_s.setdefault("receiver", net.now)
+    assert not net.ended[Key("r")][0].committed
+    assert not net.reserved
 
 
 def test_lease_ends_when_the_sender_forgets() -> None:

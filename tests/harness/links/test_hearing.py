@@ -81,7 +81,8 @@ async def test_senders_are_asked_and_the_dead_are_skipped(tmp_path) -> None:
     ]
 
     async def samples(_: web.Request) -> web.Response:
-        return web.json_response(rows)
+        elsewhere = [{**row, "port": 2, "verdict": "lossy", "connections": 9} for row in rows]
+        return web.json_response([*rows, *elsewhere])
 
     app = web.Application()
     app.router.add_get("/link-samples", samples)
@@ -98,7 +99,7 @@ async def test_senders_are_asked_and_the_dead_are_skipped(tmp_path) -> None:
         name: ClientSession("http://w", connector=UnixConnector(str(tmp_path / f"{name}.sock")))
         for name in ("up", "down")
     }
-    task = asyncio.create_task(listen_to_senders(lambda: sessions, Ear(), 0.01))
+    task = asyncio.create_task(listen_to_senders(lambda: sessions, lambda: {("h", 1)}, Ear(), 0.01))
     seen = await asyncio.wait_for(heard.get(), 20)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
