@@ -32,19 +32,27 @@ def settle_allocator() -> None:
 
 
 def in_turns(
-    cases: Mapping[str, Callable[[], object]], seconds: float = 2.0, least_runs: int = 3
+    cases: Mapping[str, Callable[[], object]],
+    seconds: float = 2.0,
+    least_runs: int = 3,
+    turn_s: float = 0.05,
 ) -> dict[str, Timing]:
-    """Run each case once to warm up, then all in turns until `seconds` have passed and each ran
-    `least_runs` times."""
+    """Run each case once to warm up, then all in turns until `seconds` have passed and each had
+    `least_runs` turns. A turn repeats its case for `turn_s`: one that is short would otherwise be
+    timed only on the caches that a long one left behind.
+    """
     for case in cases.values():
         case()
     taken: dict[str, list[float]] = {name: [] for name in cases}
     rounds, end = 0, time.perf_counter() + seconds
     while rounds < least_runs or time.perf_counter() < end:
         for name, case in cases.items():
-            begin = time.perf_counter()
-            case()
-            taken[name].append(time.perf_counter() - begin)
+            began = now = time.perf_counter()
+            while now == began or now < began + turn_s:
+                begin = now
+                case()
+                now = time.perf_counter()
+                taken[name].append(now - begin)
         rounds += 1
     return {
         name: Timing(min(times), statistics.median(times), len(times))

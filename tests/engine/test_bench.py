@@ -19,15 +19,22 @@ from engine.ops.kda_reference import kda_recurrence
 def test_alternatives_run_in_turns_after_a_warm_up():
     order: list[str] = []
     cases = {name: lambda name=name: order.append(name) for name in ("a", "b")}
-    timings = in_turns(cases, seconds=0.0, least_runs=3)
+    timings = in_turns(cases, seconds=0.0, least_runs=3, turn_s=0.0)
     assert order == ["a", "b"] * 4
     assert timings["a"].runs == 3
+
+
+def test_a_turn_repeats_a_short_case(monkeypatch: pytest.MonkeyPatch):
+    ticks = itertools.count(0.0, 0.02)
+    monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
+    timing = in_turns({"a": lambda: None}, seconds=0.0, least_runs=2, turn_s=0.05)["a"]
+    assert timing.runs == 6 and timing.best_s == pytest.approx(0.02)
 
 
 def test_best_and_median_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch):
     ticks = itertools.accumulate([0, 1, 5, 1, 2, 1, 9, 1])
     monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
-    timing = in_turns({"a": lambda: None}, seconds=0.0, least_runs=3)["a"]
+    timing = in_turns({"a": lambda: None}, seconds=0.0, least_runs=3, turn_s=0.0)["a"]
     assert (timing.best_s, timing.median_s) == (2, 5)
     assert Timing(2.0, 2.0, 1).ratio_to(Timing(8.0, 8.0, 1)) == 4.0
 
