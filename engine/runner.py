@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Called in the computing thread.
 OnLayer = Callable[[int, tuple[int, ...]], None]
 
-#: Page table width of captured decode steps; a sequence with more pages takes the plain path.
+#: Widest page table of captured decode steps; a sequence with more pages takes the plain path.
 GRAPH_PAGES = 4096
 
 
@@ -38,7 +38,21 @@ class Runner:
         if storage.device.type == "cuda":
             from engine.model.decode_graph import DecodeGraph
 
-            self._graph = DecodeGraph(model, storage, GRAPH_PAGES)
+            self._graph = DecodeGraph(model, storage, min(GRAPH_PAGES, storage.layout.n_pages))
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """On CUDA compile the kernels and capture the decode steps, on scratch memory: it takes
+        minutes the first time, which would fall into the first requests. Else nothing.
+        """
+        if self._graph is None:
+            return
+        page = self.storage.layout.page_tokens
+        whole = Piece([0] * (page + 1), 0, 0, [0, 0], checkpoints=((page, 0),))
+        self._forward([whole], None)
+        self._forward([whole, Piece([0] * page, page, 0, [0, 0])], None)
+        self._graph.capture_all()
+        self._finish()
 
     def fence(self) -> torch.cuda.Event | None:
         """Passes when what was written so far on this thread's stream is there; None on a CPU."""
@@ -53,7 +67,8 @@ class Runner:
         """Compute all items; returns the sampled tokens of those that sample, in order.
 
         `on_layer(layer, stops)` is called when a pass has written a layer's cache: that of item i
-        is complete for its first `stops[i]` tokens.
+        is complete for its first `stops[i]` tokens. On return all is computed, not only enqueued:
+        memory that the step read or wrote may go to others, who use it on other streams.
         """
         starts = [item.start for item in step.items]
         results: dict[int, int] = {}
@@ -75,6 +90,7 @@ class Runner:
                 starts[index] = stop
                 budget -= stop - start
             if not pieces:
+                self._finish()
                 return [results[i] for i, item in enumerate(step.items) if item.samples]
             written = None if on_layer is None else partial(_tell, on_layer, tuple(starts))
             logits = self._forward(pieces, written)
@@ -92,13 +108,17 @@ class Runner:
                 )
                 results.update(zip([chosen[row] for row in rows], tokens, strict=True))
 
+    def _finish(self) -> None:
+        if self.storage.device.type == "cuda":
+            torch.cuda.current_stream(self.storage.device).synchronize()
+
     def _forward(self, pieces: list[Piece], on_layer: Callable[[int], None] | None) -> torch.Tensor:
         graph = self._graph
         if (
             graph is not None
             and on_layer is None
             and len(pieces) <= graph.max_rows
-            and all(piece.is_decode and len(piece.pages) <= GRAPH_PAGES for piece in pieces)
+            and all(piece.is_decode and len(piece.pages) <= graph.max_pages for piece in pieces)
         ):
             return graph.forward(pieces)
         batch = ForwardBatch.build(pieces, self.storage.layout.page_tokens, self.storage.device)

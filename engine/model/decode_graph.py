@@ -62,9 +62,12 @@ class DecodeGraph:
     ) -> None:
         self._model = model
         self._storage = storage
-        self._max_pages = max_pages
+        self.max_pages = max_pages
         self._sizes = tuple(sorted(sizes))
         self._captured: dict[int, _Captured] = {}
+        # One pool of working memory for all sizes: graphs replay one at a time, and what a replay
+        # returns is copied before the next.
+        self._memory = torch.cuda.graph_pool_handle()
 
     @property
     def max_rows(self) -> int:
@@ -76,7 +79,7 @@ class DecodeGraph:
         size = next((s for s in self._sizes if s >= len(pieces)), self.max_rows)
         page_tokens = self._storage.layout.page_tokens
         # Built on the host, so that each static tensor is filled by one copy.
-        batch = padded_decode(ForwardBatch.build(pieces, page_tokens), size, self._max_pages)
+        batch = padded_decode(ForwardBatch.build(pieces, page_tokens), size, self.max_pages)
         captured = self._captured.get(size)
         if captured is None:
             captured = self._captured[size] = self._capture(batch)
@@ -90,7 +93,7 @@ class DecodeGraph:
         scratch = ForwardBatch.build([Piece([0], 1, 0, [0, 0])], self._storage.layout.page_tokens)
         for size in self._sizes:
             if size not in self._captured:
-                padded = padded_decode(scratch, size, self._max_pages)
+                padded = padded_decode(scratch, size, self.max_pages)
                 self._captured[size] = self._capture(padded)
 
     def _capture(self, example: ForwardBatch) -> _Captured:
@@ -104,7 +107,8 @@ class DecodeGraph:
                 self._model.forward(static, self._storage)
         torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Of this thread alone: another may be staging a cache, which a global capture forbids.
+        with torch.cuda.graph(graph, self._memory, capture_error_mode="thread_local"):
             logits = self._model.forward(static, self._storage)
         return _Captured(graph, static, logits)
 

@@ -14,6 +14,9 @@ from engine.ops.mla import expand, piece_rows
 from engine.ops.short_conv import conv_decode, conv_prefill
 from engine.ops.torch_backend import initial_states
 
+_CAPTURED_ROWS = 64
+"""Decode steps of up to so many rows are captured in graphs: they must not wait for the device."""
+
 
 def mla_prefill_fused(
     q: Tensor, latents: Tensor, w_uk: Tensor, w_uv: Tensor, rows: PrefillRows
@@ -67,4 +70,9 @@ class CudaOperators:
     def experts(
         self, x: Tensor, chosen: Tensor, picked: Tensor, weights: moe.ExpertWeights
     ) -> Tensor:
-        return moe.experts(x, chosen, picked, weights, moe.grouped)
+        # The grouped product is for bf16; other types fall back to one that waits for the device.
+        if x.dtype is torch.bfloat16:
+            return moe.experts(x, chosen, picked, weights, moe.grouped)
+        if x.shape[0] <= _CAPTURED_ROWS:
+            return moe.experts_for_few(x, chosen, picked, weights)
+        return moe.experts(x, chosen, picked, weights, moe.looped)

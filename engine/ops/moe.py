@@ -47,18 +47,19 @@ def experts(
 
     Tokens are sorted by expert, and `run` multiplies each expert's run of rows.
     """
-    top_k = chosen.shape[1]
     order = chosen.flatten().argsort()
-    token = order // top_k
-    sorted_x = x.index_select(0, token)
-    result = run(sorted_x, chosen.flatten(), weights)
+    result = run(x.index_select(0, order // chosen.shape[1]), chosen.flatten(), weights)
     result *= picked.flatten().index_select(0, order).unsqueeze(-1).to(x.dtype)
-    return torch.zeros_like(x).index_add_(0, token, result)
+    # Each token's terms are brought together and summed in one order. Adding them in place would
+    # sum them in any order on CUDA, and the same prompt would not give the same bits twice.
+    place = torch.empty_like(order)
+    place.scatter_(0, order, torch.arange(order.numel(), device=order.device))
+    return result.index_select(0, place).view(*chosen.shape, -1).sum(1)
 
 
 def experts_for_few(x: Tensor, chosen: Tensor, picked: Tensor, weights: ExpertWeights) -> Tensor:
     """As `experts`, every expert on every token: a handful of calls instead of several an expert,
-    for a decode step whose tokens meet most experts anyway."""
+    for a decode step whose tokens meet most experts anyway. Graph-safe."""
     share = x.new_zeros(x.shape[0], weights.gate_up.shape[0])
     share.scatter_(1, chosen, picked.to(x.dtype))
     gate, up = torch.matmul(x, weights.gate_up.transpose(1, 2)).chunk(2, -1)

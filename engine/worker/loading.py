@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.cache.storage import CacheStorage
+from engine.cache.storage import TORCH_DTYPE, CacheStorage
 from engine.model.checkpoint import load_checkpoint
 from engine.model.config import shape
 from engine.model.layout import CacheLayout
@@ -35,15 +35,24 @@ class LoadedEngine:
         return self.storage.layout
 
 
-def load_model(model: str, seed: int, device: str, threads: int) -> tuple[Model, frozenset[int]]:
+def load_model(
+    model: str, seed: int, device: str, threads: int, dtype_name: str = "auto"
+) -> tuple[Model, frozenset[int]]:
     """A shipped shape with seeded weights, or a checkpoint directory; and its end-of-text tokens.
 
-    bfloat16 on CUDA, float32 elsewhere. Raises errors with exit_code 2 for what the user can mend.
+    "auto" is bfloat16 on CUDA and float32 elsewhere. Raises errors with exit_code 2 for what the
+    user can mend.
     """
     torch.set_num_threads(threads)
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    if device not in ("cpu", "cuda"):
+        raise InputError(
+            f"--device {device}; cpu or cuda would do (CUDA_VISIBLE_DEVICES chooses a card)"
+        )
+    if device == "cuda" and not torch.cuda.is_available():
         raise InputError(f"--device {device}: torch sees no CUDA device here; cpu would do")
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    if dtype_name == "auto":
+        dtype_name = "bfloat16" if device == "cuda" else "float32"
+    dtype = TORCH_DTYPE[dtype_name]
     directory = Path(model)
     if directory.is_dir():
         config, weights = load_checkpoint(directory, device, dtype)
@@ -54,7 +63,9 @@ def load_model(model: str, seed: int, device: str, threads: int) -> tuple[Model,
 
 def load_engine(options: WorkerOptions) -> LoadedEngine:
     """Raises errors with exit_code 2 for what the user can mend."""
-    model, stop_tokens = load_model(options.model, options.seed, options.device, options.threads)
+    model, stop_tokens = load_model(
+        options.model, options.seed, options.device, options.threads, options.dtype
+    )
     layout = CacheLayout(
         model.config,
         options.pages + 1,

@@ -11,6 +11,7 @@ from engine.transport.security import ANY, Security
 from engine.transport.sockets import is_loopback
 
 ROLES = ("prefill", "decode", "both")
+DTYPES = ("auto", "float32", "bfloat16")
 
 EPILOG = """\
 examples:
@@ -45,6 +46,7 @@ class WorkerOptions:
     model: str = "tiny"
     seed: int = 0
     device: str = "cpu"
+    dtype: str = "auto"
     page_tokens: int = 64
     pages: int = 1024
     slots: int = 64
@@ -80,6 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of seeded weights (default: 0)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="of weights and paged cache (default: auto, bfloat16 on cuda and float32 on cpu)",
+    )
     parser.add_argument(
         "--page-tokens", type=int, default=64, metavar="N", help="tokens a block (default: 64)"
     )
@@ -200,6 +208,7 @@ def from_namespace(parsed: argparse.Namespace) -> WorkerOptions:
         model=parsed.model,
         seed=parsed.seed,
         device=parsed.device,
+        dtype=parsed.dtype,
         page_tokens=parsed.page_tokens,
         pages=parsed.pages,
         slots=parsed.slots,

@@ -96,12 +96,8 @@ class Worker:
             on_event=self._events.append,
         )
         self.scheduler = Scheduler(self.pool, self._limits(options.role))
-        self.loop = EngineLoop(
-            self.scheduler,
-            Runner(engine.model, engine.storage, options.pass_tokens),
-            pacing,
-            options.threads,
-        )
+        self._runner = Runner(engine.model, engine.storage, options.pass_tokens)
+        self.loop = EngineLoop(self.scheduler, self._runner, pacing, options.threads)
         self._activity = asyncio.Event()
         self.arrivals = Arrivals(self._memory_freed)
         self.courier = Courier(
@@ -128,6 +124,7 @@ class Worker:
 
     async def start(self, on_crash: Callable[[BaseException], None]) -> None:
         """Open the data plane and start computing. `on_crash` hears of a bug that ends the loop."""
+        self._runner.warm_up()
         await self.courier.start(self.engine.arena)
         self._running = asyncio.create_task(self.loop.run())
 

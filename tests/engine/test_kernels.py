@@ -61,6 +61,7 @@ _ready_fla_for_the_interpreter()
 from engine.cache.storage import CacheStorage
 from engine.model.batch import ForwardBatch, Piece
 from engine.model.config import shape
+from engine.model.decode_graph import padded_decode
 from engine.model.layout import CacheLayout
 from engine.model.model import Model
 from engine.model.weights import random_weights
@@ -195,6 +196,22 @@ def test_whole_model_on_the_cuda_operators():
     expected, actual = runs
     assert actual.isfinite().all()
     assert (actual - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decode_step_stays_on_its_device(dtype: torch.dtype, monkeypatch):
+    """On "meta", where no value can be read and no tensor of another device be mixed in: so a step
+    can be captured as a graph. Kernels, which take pointers, are left out."""
+    monkeypatch.setattr(kda_fla, "kda_decode", lambda inputs, *_: torch.empty_like(inputs.v))
+    monkeypatch.setattr(triton_mla_decode, "mla_decode", mla_decode)
+    config = shape("tiny")
+    weights = random_weights(config, 0, "meta", dtype)
+    name = str(dtype).removeprefix("torch.")
+    storage = CacheStorage(CacheLayout(config, 24, 8, 16, name), "meta")
+    pieces = [Piece([5], 30, 2, [8, 9]), Piece([6], 16, 3, [7, 6])]
+    batch = padded_decode(ForwardBatch.build(pieces, 16, "meta"), 4, 5)
+    logits = Model(config, weights, CudaOperators()).forward(batch, storage)
+    assert logits.shape == (4, config.vocab) and logits.device.type == "meta"
 
 
 def test_every_part_of_the_gpu_benchmark_runs():
