@@ -15,6 +15,7 @@ import json
 import resource
 import signal
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,15 @@ _READY_RETRY_S = 1.0
 _SWITCH_S = 0.0001
 
 
+_saying = threading.Lock()
+
+
 def say(**message: Any) -> None:
-    print(json.dumps(message), flush=True)
+    """One line to the parent; from any thread."""
+    line = json.dumps(message) + "\n"
+    with _saying:
+        sys.stdout.write(line)
+        sys.stdout.flush()
 
 
 class Client:
@@ -142,15 +150,15 @@ class Client:
             tally = await asyncio.wrap_future(self.recorder.snapshot(phase.name))
             # What batches and histograms leave in cycles is few objects but large ones.
             gc.collect(1)
-            say(
-                progress={
-                    "counts": asdict(driver.counts),
-                    "in_flight": driver.in_flight,
-                    "received_bytes": self._received,
-                    "tally": tally,
-                    "failures": self._failures,
-                }
-            )
+            progress = {
+                "counts": asdict(driver.counts),
+                "in_flight": driver.in_flight,
+                "received_bytes": self._received,
+                "tally": tally,
+                "failures": dict(self._failures),
+            }
+            # It is more than a pipe holds: a parent that is busy must not stop the loop.
+            await asyncio.to_thread(say, progress=progress)
 
 
 async def _commands(queue: asyncio.Queue[dict[str, Any]], clients: list[Client]) -> None:
