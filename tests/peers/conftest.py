@@ -15,10 +15,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: environment -> (its command, what is installed when the command is missing)
-PACKAGES = {
-    "guidellm": ("guidellm", ("torch==2.13.0", "guidellm==0.8.1")),
-    "transformers": ("transformers", ("torch==2.13.0", "transformers[serving]>=5.23")),
+#: environment -> the arguments of each `pip install` that fills it
+PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "guidellm": (("torch==2.13.0", "guidellm==0.8.1"),),
+    "transformers": (("torch==2.13.0", "transformers[serving]>=5.23"),),
+    # Without what it depends on for other ends, of which one comes from NVIDIA's own index only.
+    "dynamo": (
+        ("--no-deps", "ai-dynamo==1.6.1", "ai-dynamo-runtime==1.6.1"),
+        (
+            *("aiohttp", "msgspec", "numpy", "prometheus-client", "pydantic<=2.13.5", "pyzmq"),
+            *("redis", "tqdm", "transformers", "typing-extensions", "uvloop", "zstandard"),
+        ),
+    ),
 }
 _START_S = 240.0
 
@@ -33,14 +41,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def environment(name: str) -> Path:
-    """The environment's `bin`, made and filled when its command is missing."""
-    command, packages = PACKAGES[name]
+    """The environment's `bin`, made and filled unless it has been."""
     path = ROOT / f".venv-peers-{name}"
-    if not (path / "bin" / command).exists():
+    stamp = path / ".installed"
+    wanted = repr(PACKAGES[name])
+    if not stamp.exists() or stamp.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", str(path)], check=True)
-        done = subprocess.run([str(path / "bin" / "pip"), "install", "--quiet", *packages])
-        if done.returncode or not (path / "bin" / command).exists():
-            pytest.skip(f"{' '.join(packages)} cannot be installed here")
+        for packages in PACKAGES[name]:
+            done = subprocess.run([str(path / "bin" / "pip"), "install", "--quiet", *packages])
+            if done.returncode:
+                pytest.skip(f"{' '.join(packages)} cannot be installed here")
+        stamp.write_text(wanted)
     return path / "bin"
 
 
@@ -51,13 +62,16 @@ def environment_of() -> Callable[[str], Path]:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Starts `NAME's command ARGUMENTS` with {port} filled in; returns the URL once it answers."""
+    """Starts `NAME's command ARGUMENTS` with {port} filled in; returns the URL once it answers, or
+    at once "" for a command that takes no port.
+    """
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *arguments: str, variables: dict[str, str] | None = None) -> str:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        log = (tmp_path / f"{name}.log").open("wb")
+        path = tmp_path / f"{name}-{len(processes)}.log"
+        log = path.open("wb")
         command = [str(environment(name) / arguments[0]), *arguments[1:]]
         process = subprocess.Popen(
             [word.replace("{port}", str(port)) for word in command],
@@ -69,6 +83,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., str]]:
         )
         log.close()
         processes.append(process)
+        if "{port}" not in " ".join(arguments):
+            return ""
         url = f"http://127.0.0.1:{port}"
         until = time.monotonic() + _START_S
         while time.monotonic() < until and process.poll() is None:
@@ -79,7 +95,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., str]]:
                 return url
             except OSError:
                 time.sleep(0.3)
-        said = (tmp_path / f"{name}.log").read_text(errors="replace")[-2000:]
+        said = path.read_text(errors="replace")[-2000:]
         raise RuntimeError(f"{name} did not come up:\n{said}")
 
     yield start
