@@ -44,7 +44,8 @@ from workloads.prompts import prompt_tokens
 from workloads.request import Request
 from workloads.scaling import TokenScale
 
-START_TIMEOUT_S = 30.0
+#: By device; on CUDA a worker compiles its kernels before it is ready.
+START_TIMEOUT_S = {"cpu": 30.0, "cuda": 600.0}
 POLL_S = 0.02
 HEARTBEAT_S = 0.5
 #: Admission to a paced decode batch is possible this many times a (scaled) step.
@@ -53,6 +54,9 @@ DECODE_PHASES = 32
 LANES = 2
 PAGES, SLOTS = 16_384, 512
 ORACLE = "oracle"
+#: On every device: in bfloat16 the rounding depends on the batch, so the tokens of two engines
+#: differ now and then; and the scaled model's fixed and per-token bytes keep their proportion.
+DTYPE = "float32"
 
 
 def emulation_scale(experiment: Experiment, model: ModelConfig) -> Scale:
@@ -64,13 +68,9 @@ def emulation_scale(experiment: Experiment, model: ModelConfig) -> Scale:
     planned = plan_experiment(experiment)
     tokens = round(planned[0].prediction.deployment.lengths.mean())
     engine_tokens = TokenScale(emulate.token_scale).tokens(tokens)
-    engine_bytes = model.request_bytes(engine_tokens, CACHE_DTYPE[emulate.device])
+    engine_bytes = model.request_bytes(engine_tokens, DTYPE)
     time_scale = min(emulate.time_scale, emulate.max_request_rate / peak_rate(planned))
     return Scale(time_scale, emulate.token_scale, profile.kv_bytes(tokens) / engine_bytes)
-
-
-#: What a worker keeps latents and convolution inputs in, by device.
-CACHE_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
 
 
 def pacing_of(profile: Profile, scale: Scale) -> dict[str, Any]:
@@ -381,6 +381,7 @@ class LocalFleet:
             "role": "both" if oracle else spec.role.value,
             "model": emulate.model,
             "device": emulate.device,
+            "dtype": DTYPE,
             "seed": self._owner.experiment.seed,
             "page-tokens": emulate.page_tokens,
             "pages": PAGES,
@@ -397,7 +398,8 @@ class LocalFleet:
 
     async def _ready(self, worker: _Worker, log: Path) -> None:
         name = worker.spec.name
-        deadline_s = time.monotonic() + START_TIMEOUT_S
+        patience_s = START_TIMEOUT_S[self._owner.experiment.emulate.device]
+        deadline_s = time.monotonic() + patience_s
         while time.monotonic() < deadline_s:
             if worker.exit_status is not None:
                 raise NotReady(f"worker {name} died at start: {last_line(log)} (log: {log})")
@@ -410,7 +412,7 @@ class LocalFleet:
             except aiohttp.ClientError:
                 pass
             await asyncio.sleep(POLL_S)
-        raise NotReady(f"worker {name} was not ready after {START_TIMEOUT_S:.0f} s (log: {log})")
+        raise NotReady(f"worker {name} was not ready after {patience_s:.0f} s (log: {log})")
 
     def _engine_request(self, request: Request) -> tuple[list[int], int]:
         scaled = TokenScale(self.scale.token_scale).request(request)

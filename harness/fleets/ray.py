@@ -24,6 +24,7 @@ from engine.transport.security import Security, client_context
 from harness.errors import BadInput, NotReady
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.local import (
+    DTYPE,
     LANES,
     ORACLE,
     PAGES,
@@ -264,6 +265,7 @@ class RayFleet(LocalFleet):
             "role": "both" if oracle else spec.role.value,
             "model": emulate.model,
             "device": emulate.device,
+            "dtype": DTYPE,
             "seed": str(experiment.seed),
             "page-tokens": str(emulate.page_tokens),
             "pages": str(PAGES),
