@@ -262,7 +262,9 @@ class Bench:
 
     @cached_property
     def _model(self) -> Model:
-        weights = random_weights(self._sizes.model, 0, self._device, self._dtype)
+        weights = random_weights(
+            self._sizes.model, 0, self._device, self._dtype, drawn_on=self._device
+        )
         return Model(self._sizes.model, weights, self._operators)
 
     def _sequences(self, config: ModelConfig, batch: int, tokens: int) -> Sequences:

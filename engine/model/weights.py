@@ -117,13 +117,16 @@ def random_weights(
     seed: int,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    drawn_on: torch.device | str = "cpu",
 ) -> ModelWeights:
-    """Seeded weights, the same on every host for the same sizes and seed: drawn on the CPU,
-    matrices uniform with variance 1 / fan-in, decay rates in the range of a trained model."""
-    generator = torch.Generator().manual_seed(seed)
+    """Seeded weights: matrices uniform with variance 1 / fan-in, decay rates in the range of a
+    trained model. Drawn on the CPU they are the same on every host for the same sizes and seed;
+    `drawn_on` a GPU they are not, but billions take a second instead of minutes."""
+    generator = torch.Generator(drawn_on).manual_seed(seed)
 
     def uniform(*shape: int, low: float = -1.0, high: float = 1.0) -> Tensor:
-        return torch.empty(*shape).uniform_(low, high, generator=generator)
+        empty = torch.empty(*shape, device=generator.device)
+        return empty.uniform_(low, high, generator=generator)
 
     def matrix(*shape: int) -> Tensor:
         return uniform(*shape) * math.sqrt(3 / shape[-1])

@@ -36,12 +36,17 @@ class LoadedEngine:
 
 
 def load_model(
-    model: str, seed: int, device: str, threads: int, dtype_name: str = "auto"
+    model: str,
+    seed: int,
+    device: str,
+    threads: int,
+    dtype_name: str = "auto",
+    drawn_on: str = "cpu",
 ) -> tuple[Model, frozenset[int]]:
     """A shipped shape with seeded weights, or a checkpoint directory; and its end-of-text tokens.
 
-    "auto" is bfloat16 on CUDA and float32 elsewhere. Raises errors with exit_code 2 for what the
-    user can mend.
+    "auto" is bfloat16 on CUDA and float32 elsewhere. `drawn_on`: see `random_weights`. Raises
+    errors with exit_code 2 for what the user can mend.
     """
     torch.set_num_threads(threads)
     if device not in ("cpu", "cuda"):
@@ -58,7 +63,7 @@ def load_model(
         config, weights = load_checkpoint(directory, device, dtype)
         return Model(config, weights), _end_of_text(directory)
     config = shape(model)
-    return Model(config, random_weights(config, seed, device, dtype)), frozenset()
+    return Model(config, random_weights(config, seed, device, dtype, drawn_on)), frozenset()
 
 
 def load_engine(options: WorkerOptions) -> LoadedEngine:

@@ -95,7 +95,9 @@ def _load(options: argparse.Namespace) -> tuple[Model, str]:
     """The model on its device, and the device's name."""
     from engine.worker.loading import load_model
 
-    model, _ = load_model(options.model, 0, options.device, options.threads)
+    model, _ = load_model(
+        options.model, 0, options.device, options.threads, drawn_on=options.device
+    )
     if model.device.type == "cuda":
         import torch
 
