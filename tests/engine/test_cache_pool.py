@@ -236,6 +236,7 @@ class PoolMachine(RuleBasedStateMachine):
         )
         self.pins: list[tuple[Pin, str, list[int]]] = []
         self.live: list[tuple[Lease, str, list[int]]] = []
+        self.places: dict[Lease, tuple[int, list[int]]] = {}
         self.content: dict[tuple[Group, int], tuple[str, tuple[int, ...]]] = {}
         self.free = {(Group.KV, n) for n in range(1, 13)} | {(Group.STATE, n) for n in range(1, 6)}
         self.cached: set[tuple[Group, int]] = set()
@@ -360,6 +361,15 @@ class PoolMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         index = data.draw(st.integers(0, len(self.live) - 1))
         self.live.pop(index)[0].release()
+
+    @invariant()
+    def what_is_leased_stays_where_it_was(self) -> None:
+        """A transfer knows pages and slots by number from its admission on."""
+        places = {lease: (lease.slot, list(lease.pages)) for lease, _, _ in self.live}
+        for lease, (slot, pages) in places.items():
+            was_slot, was_pages = self.places.get(lease, (slot, pages))
+            assert slot == was_slot and pages[: len(was_pages)] == was_pages
+        self.places = places
 
     @invariant()
     def nothing_leaks(self) -> None:
