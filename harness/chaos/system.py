@@ -20,19 +20,19 @@ from harness.chaos.connection import Switch
 from harness.chaos.content import PAGE_TOKENS, prompt_of
 from harness.chaos.faults import Plan
 from harness.chaos.session import ControlSession
+from harness.chaos.sight import Counted, WatchedLink, Work
 from harness.chaos.wire import Books, Odds, Wire
 from harness.chaos.worker import CHECKPOINT_BLOCKS, VirtualWorker
 from harness.directory import PrefixDirectory
 from harness.instances.remote import DataAddress, RemoteInstance
-from harness.policies.base import Decision, Policy
+from harness.policies.base import Policy
 from harness.policies.prfaas import Controls, Prfaas
 from harness.policies.static import Balanced, Homogeneous, Naive
-from harness.ports import Instance, InstanceSpec, Link, LinkSignals, Role, ServingError
+from harness.ports import Instance, InstanceSpec, Link, Role, ServingError
 from harness.prefixes import LearningKeeper
 from harness.router import RetryRules, Router
 from harness.schedulers.roles import Roles
 from harness.topology import PD, PRFAAS, build_view
-from harness.view import View
 from results.records import RequestRecord, Status
 from workloads.request import Request
 
@@ -43,58 +43,6 @@ CONVERSION_S = 0.2
 EVENTS_S = 0.1
 LATE_S = 0.7
 _DELAY_S = {True: 0.004, False: 0.0003}
-
-
-class Work:
-    """What the control plane predicts of a worker of `harness.chaos.worker`."""
-
-    n_layers = 4
-
-    def prefill_s(self, input_tokens: float, cached_tokens: float = 0) -> float:
-        return 0.01 + 0.003 * (input_tokens - cached_tokens)
-
-    def kv_bytes(self, tokens: float, held_tokens: float = 0) -> float:
-        return 256 + 32 * (tokens - held_tokens)
-
-
-class Counted:
-    """A policy that counts how often each request was routed (an attempt is a routing), and shows
-    each choice of instances to `on_choice`."""
-
-    def __init__(
-        self, policy: Policy, calls: dict[int, int], on_choice: Callable[[Request, str], None]
-    ) -> None:
-        self._policy = policy
-        self._calls = calls
-        self._on_choice = on_choice
-        self.name = policy.name
-
-    def route(self, request: Request, view: View) -> Decision:
-        self._calls[request.id] = self._calls.get(request.id, 0) + 1
-        decision = self._policy.route(request, view)
-        self._on_choice(request, view.prefill[decision.prefill_cluster].names[decision.prefill_key])
-        self._on_choice(request, view.decode[decision.decode_cluster].names[decision.decode_key])
-        return decision
-
-
-class WatchedLink:
-    """What the control plane measures of a wire (harness.ports.Link)."""
-
-    def __init__(self, source: str, sink: str, wire: Wire) -> None:
-        self.source, self.sink = source, sink
-        self.signals = LinkSignals()
-        self._wire = wire
-        self.sample()
-
-    def sample(self) -> None:
-        wire, signals = self._wire, self.signals
-        signals.sampled_s = asyncio.get_running_loop().time() + 1e-9
-        signals.rate_bps = wire.rate_bps / wire.slowdown if wire.up else 0.0
-        signals.min_rtt_s = signals.rtt_s = 2 * wire.delay_s
-        signals.verdict = "free" if wire.up else "saturated"
-
-    def sent_bytes(self) -> int:
-        return self._wire.carried
 
 
 class System:
