@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import ExitCode
+from harness.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
     from results.compare import Line
@@ -55,8 +55,12 @@ def run(options: argparse.Namespace) -> int:
         parse_limit,
         sentence,
     )
+    from results.figures import METRICS
 
     limits = [parse_limit(text) for text in options.fail_on]
+    for name in options.metric or ():
+        if name not in METRICS:
+            raise BadInput(f"--metric {name}: there are {', '.join(METRICS)}")
     base, candidate = load_side([options.base]), load_side([options.candidate])
     for notice in notices(base, candidate):
         print(notice, file=sys.stderr)

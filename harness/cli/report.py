@@ -43,6 +43,8 @@ def run(options: argparse.Namespace) -> int:
     for name in ("price_remote", "price_local", "price_gb"):
         if getattr(options, name) < 0:
             raise BadInput(f"--{name.replace('_', '-')}: a price is 0 or more")
+    if options.out is not None and not options.out.absolute().parent.is_dir():
+        raise BadInput(f"--out {options.out}: no such directory")
     runs = [data.load(path, _extras(path, options)) for path in options.run_dirs]
     drawn = [page.draw(each, f"r{at}") for at, each in enumerate(runs)]
     out = options.out or options.run_dirs[0] / "report.html"

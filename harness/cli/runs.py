@@ -91,6 +91,8 @@ def _prune(options: argparse.Namespace) -> int:
         raise BadInput("nothing to prune: give --keep N, --older-than DAYS or --incomplete")
     if options.keep is not None and options.keep < 0:
         raise BadInput(f"--keep {options.keep}: a number of runs, 0 or more")
+    if options.older_than is not None and options.older_than < 0:
+        raise BadInput(f"--older-than {options.older_than:g}: a number of days, 0 or more")
     before = None
     if options.older_than is not None:
         before = datetime.now(UTC) - timedelta(days=options.older_than)
@@ -106,7 +108,10 @@ def _prune(options: argparse.Namespace) -> int:
     for info in chosen:
         print(f"{info.path}  {info.size_bytes / 1e6:.1f} MB")
     if not options.yes:
-        answer = input(f"delete these {len(chosen)} runs? [y/N] ")
+        try:
+            answer = input(f"delete these {len(chosen)} runs? [y/N] ")
+        except EOFError as error:
+            raise BadInput("nobody answers: give --yes to delete without asking") from error
         if answer.strip().lower() not in ("y", "yes"):
             print("nothing deleted")
             return ExitCode.OK

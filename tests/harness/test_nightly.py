@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from engine.bench.__main__ import measure
+from engine.bench.cases import KDA_SHAPES, KdaShape
 from harness.cli.main import main
 from harness.errors import BadInput
 from harness.nightly.judge import Mark, levels
@@ -202,6 +204,14 @@ def test_the_shipped_suite_is_valid_and_its_commands_exist() -> None:
     for part in suite.part:
         if part.command[:3] == ["{python}", "-m", "harness"]:
             assert part.command[3] in COMMANDS
+
+
+def test_the_engine_part_finds_its_figures_in_what_the_benchmark_measures() -> None:
+    (part,) = [each for each in load_suite().part if each.name == "engine"]
+    shapes = {label: KdaShape(8, 1, 8) for label in KDA_SHAPES}
+    measured = measure("tiny", 16, seconds=0.0, kda_shapes=shapes)
+    for figure in part.figures.values():
+        assert pick(measured, figure.path) > 0
 
 
 @pytest.mark.parametrize(
