@@ -166,8 +166,10 @@ async def _soak(
             origin_s=began_s,
             drain_s=DRAIN_S,
         )
-        report.counts = await load
-        await faults
+        loading = loop.create_task(load)
+        # Without its faults a soak shows nothing: it ends with whichever fails first.
+        await asyncio.gather(loading, faults)
+        report.counts = loading.result()
         report.seconds = loop.time() - began_s
         await state.settle()
         for task in beside:
@@ -328,6 +330,7 @@ class _Soak:
         await link.apply(whole)
 
     async def _cancel(self) -> None:
+        self._say("cancel two requests")
         for task in list(self._clients)[:2]:
             self._cancelled.add(self._clients[task])
             task.cancel()

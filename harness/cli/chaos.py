@@ -194,7 +194,13 @@ def _planted(options: argparse.Namespace) -> int:
 def _emulate(options: argparse.Namespace) -> int:
     from harness.chaos.emulate import soak
 
-    report = soak(options.minutes, options.first if options.seed is None else options.seed)
+    began_s = time.monotonic()
+
+    def say(what: str) -> None:
+        print(f"{time.monotonic() - began_s:7.1f} s  {what}", file=sys.stderr, flush=True)
+
+    seed = options.first if options.seed is None else options.seed
+    report = soak(options.minutes, seed, say)
     print(json.dumps(report.to_json(), indent=2) if options.json else "\n".join(report.lines()))
     if report.violations:
         raise InvariantBroken(report.violations[0])

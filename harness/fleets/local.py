@@ -208,6 +208,7 @@ class LocalFleet:
 
     async def close(self) -> None:
         self._closing = True
+        self._end_instances()
         for watcher in self._watchers:
             watcher.cancel()
         await self._close_prefixes()
@@ -268,6 +269,12 @@ class LocalFleet:
 
         hearer = self._shaped.direction(source, sink)
         self._watchers.append(asyncio.ensure_future(listen_to_senders(sessions, across, hearer)))
+
+    def _end_instances(self) -> None:
+        """What is in flight fails now, not at a connection that closes under it."""
+        for instance in self.instances.values():
+            if isinstance(instance, RemoteInstance):
+                instance.mark_lost("the fleet is closed")
 
     def _remote(self, name: str) -> RemoteInstance:
         instance = self.instances[name]

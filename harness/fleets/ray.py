@@ -157,6 +157,7 @@ class RayFleet(LocalFleet):
     async def close(self) -> None:
         """Workers end, their logs are gathered, their actors go. Idempotent."""
         self._closing = True
+        self._end_instances()
         for task in (*self._watchers, *self._tasks):
             task.cancel()
         await asyncio.gather(*self._watchers, *self._tasks, return_exceptions=True)

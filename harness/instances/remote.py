@@ -215,12 +215,16 @@ class RemoteInstance:
 
     async def _abandon(self, body: dict[str, Any]) -> None:
         try:
-            await self._post("/abandon", body)
+            await self._guard(self._post("/abandon", body))
         except ServingError:
             return  # a worker that is gone holds nothing
 
     async def _guard(self, work: Awaitable[Any]) -> Any:
         """Await `work`, but fail at once when the worker is known to be lost."""
+        if self.lost:
+            if asyncio.iscoroutine(work):
+                work.close()
+            raise InstanceLost(self.spec.name, self._lost.result())
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self._lost), return_when=asyncio.FIRST_COMPLETED)

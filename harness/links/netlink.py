@@ -79,9 +79,15 @@ class QdiscReader:
         self._socket, self._index = call_in_namespace(path, connect)
         self._socket.settimeout(1.0)
         self._sequence = 0
+        # Counters are sampled in one thread and shapes changed in another; a socket lists for one.
+        self._listing = threading.Lock()
 
     def read(self) -> QdiscCounters | None:
         """The counters, or None while the interface has no root qdisc of its own."""
+        with self._listing:
+            return self._list()
+
+    def _list(self) -> QdiscCounters | None:
         self._sequence += 1
         body = struct.pack("=BxxxiIII", socket.AF_UNSPEC, self._index, 0, 0, 0)
         header = struct.pack(
