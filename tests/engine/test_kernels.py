@@ -218,7 +218,7 @@ def test_every_part_of_the_gpu_benchmark_runs():
     """Its times mean nothing here; its parts must all give figures."""
     from engine.bench.gpu import INTERPRETER, measure
 
-    figures = measure(INTERPRETER, torch.device("cpu"), budget_s=200)
+    figures = measure(INTERPRETER, torch.device("cpu"), budget_s=1e6)
     for name, part in figures.items():
         if isinstance(part, dict):
             assert "error" not in part, (name, part)
