@@ -101,9 +101,7 @@ class GrowingParquet:
         it starts there, writing the magic that is there already, and is then moved to the end.
         """
         end = self.path.stat().st_size
-        os.truncate(
-            self.path, end + _SLACK_BYTES + 2 * table.nbytes + self._metadata.serialized_size
-        )
+        self._reserve(end, _SLACK_BYTES + 2 * table.nbytes + self._metadata.serialized_size)
         with pa.memory_map(str(self.path), "r+") as sink:
             writer = self._writer(sink, self.schema.with_metadata(_PART))
             sink.seek(max(end, len(MAGIC)))
@@ -118,6 +116,17 @@ class GrowingParquet:
             sink.write(footer.getvalue()[len(MAGIC) :])
             end = sink.tell()
         os.truncate(self.path, end)
+
+    def _reserve(self, end: int, size: int) -> None:
+        """Blocks for `size` bytes after `end`. A mapping of a file with holes would end the process
+        (SIGBUS) where the disk is full; so it is refused here, and the file stays as it was.
+        """
+        with self.path.open("r+b") as file:
+            try:
+                os.posix_fallocate(file.fileno(), end, size)
+            except OSError as error:
+                file.truncate(end)
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 def sound_length(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -272,6 +273,26 @@ def test_a_write_cut_anywhere_loses_only_the_open_row_group(tmp_path: Path) -> N
         assert reader.read(tmp_path, "links").num_rows == 1
     path.write_bytes(b"PAR1")
     assert sound_length(path) == 0
+
+
+def test_a_full_disk_is_an_error_and_the_file_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, offset: int, size: int) -> None:
+        os.ftruncate(file, offset + size // 2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    recorder = Recorder(tmp_path, META, row_group_rows=4)
+    for i in range(4):
+        recorder.request(record(i), "a", "p")
+    size = (tmp_path / "requests.parquet").stat().st_size
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    recorder.request(record(4), "a", "p")
+    with pytest.raises(OSError, match="No space left") as caught:
+        recorder.flush()
+    assert caught.value.filename == str(tmp_path / "requests.parquet")
+    assert (tmp_path / "requests.parquet").stat().st_size == size
+    assert pq.read_table(tmp_path / "requests.parquet").num_rows == 4
 
 
 _WRITER = """
