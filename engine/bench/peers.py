@@ -116,8 +116,9 @@ def transformers() -> dict[str, Timing]:
                 "decode": lambda: ours.forward(step, decode.storage),
                 "transformers_decode": lambda: theirs(following, cache=cache, use_cache=True),
             },
-            seconds=1.0,
+            seconds=0.5,
             least_runs=10,
+            turn_s=0.02,
         )
 
 
