@@ -221,7 +221,8 @@ class _Connection(asyncio.Protocol):
     def _write(self, transport: asyncio.Transport, message: bytes) -> None:
         """At once: uvloop writes only after all reads that are ready."""
         sent = 0
-        if self._fd >= 0:
+        # An answer may come before all of its request has gone: that goes first.
+        if self._fd >= 0 and not transport.get_write_buffer_size():
             # What is wrong with the socket, the transport finds out and tells.
             with contextlib.suppress(OSError):
                 sent = os.write(self._fd, message)

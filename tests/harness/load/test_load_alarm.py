@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,76 @@ async def test_a_connection_asks_what_is_due_after_each_read() -> None:
     due.at_s = 0.0
     connection.data_received(b"def")
     assert (seen, acted) == ([b"abc", b"def"], [2])
+
+
+@pytest.mark.parametrize(("buffered", "straight"), [(0, b"second"), (7, b"")])
+async def test_bytes_go_straight_to_the_socket_unless_others_wait(
+    buffered: int, straight: bytes
+) -> None:
+    ours, theirs = socket.socketpair()
+
+    class Transport:
+        written = b""
+
+        def get_extra_info(self, name: str) -> object:
+            return ours if name == "socket" else None
+
+        def get_write_buffer_size(self) -> int:
+            return buffered
+
+        def is_closing(self) -> bool:
+            return False
+
+        def write(self, data: bytes) -> None:
+            self.written += data
+
+    class Exchange:
+        def started(self, *_: object) -> None: ...
+
+    transport = Transport()
+    connection = _Connection(Pool(Origin("host", 1)))
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    with ours, theirs:
+        theirs.setblocking(False)
+        connection.start(b"second", Exchange())  # type: ignore[arg-type]
+        try:
+            arrived = theirs.recv(100)
+        except BlockingIOError:
+            arrived = b""
+    assert (arrived, transport.written) == (straight, b"" if straight else b"second")
+
+
+async def test_what_the_socket_does_not_take_the_transport_does() -> None:
+    """As with a prompt of hundreds of thousands of tokens."""
+    received: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.1)
+        received.append(await reader.readexactly(len(message)))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    message = b"".join(b"%d," % number for number in range(4_000_000))
+    ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    class Exchange:
+        def started(self, *_: object) -> None: ...
+
+        def body(self, *_: object) -> None: ...
+
+        def ended(self, status: int, headers: object, now: float) -> None:
+            ended.set_result(status)
+
+        def failed(self, reason: str, now: float) -> None:
+            ended.set_exception(ConnectionError(reason))
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, limit=1 << 26) as server:
+        pool = Pool(Origin("127.0.0.1", server.sockets[0].getsockname()[1]))
+        pool.submit(message, Exchange())
+        assert await ended == 200
+        pool.close()
+    assert received == [message]
 
 
 @pytest.mark.parametrize(
