@@ -38,7 +38,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
     assert (actual - expected).abs().max() < tolerance
 
 
-@pytest.mark.parametrize("decay", [0.01, 1.0, 20.0])
+@pytest.mark.parametrize("decay", [0.01, 1.0, 20.0, 60.0])
 def test_every_length_up_to_two_chunks(decay: float):
     for length in range(1, 66):
         x, s = inputs(length, decay, seed=length), state(1)
@@ -48,23 +48,37 @@ def test_every_length_up_to_two_chunks(decay: float):
         assert_close(final[0], expected_s)
 
 
-@pytest.mark.parametrize("g", [-1e-6, -5.0, -80.0, -1e4])
-def test_constant_gates_from_slow_to_extreme(g: float):
-    x = list(inputs(130))
+@pytest.mark.parametrize("rows", [128, 130])
+@pytest.mark.parametrize("g", [-1e-6, -5.0, -19.9, -20.1, -80.0, -1e4])
+def test_constant_gates_from_slow_to_extreme(g: float, rows: int):
+    """Whole chunks, which are taken as they lie, and one that has to be padded."""
+    x = list(inputs(rows))
     x[3] = torch.full_like(x[3], g)
-    o, final, _ = kda_chunked(*x, state(1), [130])
+    o, final, _ = kda_chunked(*x, state(1), [rows])
     expected_o, expected_s = kda_recurrence(*x, state(1)[0])
     assert_close(o, expected_o)
     assert_close(final[0], expected_s)
 
 
-def test_gates_that_jump_between_none_and_extreme():
-    x = list(inputs(130))
-    x[3] = torch.where(torch.arange(130)[:, None, None] % 7 == 3, -1e4, -1e-3).expand_as(x[3])
-    o, final, _ = kda_chunked(*x, state(1), [130])
+@pytest.mark.parametrize("every", [2, 7])
+@pytest.mark.parametrize("rows", [128, 130])
+def test_gates_that_jump_between_none_and_extreme(rows: int, every: int):
+    x = list(inputs(rows))
+    x[3] = torch.where(torch.arange(rows)[:, None, None] % every == 1, -1e4, -1e-3).expand_as(x[3])
+    o, final, _ = kda_chunked(*x, state(1), [rows])
     expected_o, expected_s = kda_recurrence(*x, state(1)[0])
-    assert_close(o, expected_o, 1e-4)
-    assert_close(final[0], expected_s, 1e-4)
+    assert_close(o, expected_o)
+    assert_close(final[0], expected_s)
+
+
+def test_channels_of_a_head_decay_on_their_own():
+    """Half of them forget at once, half never: both in the same products."""
+    x = list(inputs(128))
+    x[3] = torch.where(torch.arange(K) % 2 == 0, -1e3, -1e-4).expand_as(x[3])
+    o, final, _ = kda_chunked(*x, state(1), [128])
+    expected_o, expected_s = kda_recurrence(*x, state(1)[0])
+    assert_close(o, expected_o)
+    assert_close(final[0], expected_s)
 
 
 def test_repeated_keys_with_full_write_strength_stay_stable():
