@@ -140,7 +140,8 @@ class _Sender:
         record = _record_of(request)
         record.sent_s = now_s - self._origin_s
         self.counts.offered = number = self.counts.offered + 1
-        task = self._loop.create_task(self._one(number, request, record))
+        # One name for all: asyncio's own would be formatted for each.
+        task = self._loop.create_task(self._one(number, request, record), name="request")
         self._in_flight[number] = task, record
 
     async def _one(self, number: int, request: Request, record: RequestRecord) -> None:

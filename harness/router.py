@@ -11,13 +11,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from harness.attempt import Attempt
 from harness.policies.base import Decision, NoRoute, Policy
 from harness.ports import (
-    DecodeJob,
+    DecodeDone,
     Instance,
     Link,
     PrefillDone,
-    PrefillJob,
     ServingError,
     TransferFailed,
 )
@@ -94,6 +94,8 @@ class Router:
         """Serve one request and fill in `record`, whose times count from `origin_s`. Never raises
         a ServingError: a failure is the record's status. Cancellation fails the record and
         propagates.
+
+        One coroutine from arrival to last token: each one more would have to be woken with it.
         """
         rules, view = self._retry, self.view
         failed, patience_s = 0, rules.patience_s
@@ -102,7 +104,19 @@ class Router:
                 record.attempts += 1
                 n_losses, n_returns = view.n_losses, view.n_returns
                 try:
-                    await self._attempt(request, record, origin_s)
+                    with self._begin(request, record) as attempt:
+                        cached_tokens, copied_bytes = record.cached_tokens, 0
+                        if attempt.decision.copy_from:
+                            cached_tokens, copied_bytes = await self._copy(attempt)
+                        done = await attempt.start_prefill(cached_tokens)
+                        attempt.prefilled(done)
+                        if request.block_ids and self._prefixes is not None:
+                            self._learn(record, attempt, cached_tokens, done)
+                        _note_prefill(record, done, copied_bytes, origin_s)
+                        decoding = attempt.start_decode(done)
+                        del done  # not to be kept in memory while the request decodes
+                        tokens = await decoding
+                    _note_tokens(record, tokens, origin_s)
                 except NoRoute as error:
                     if view.lost and patience_s > 0.0:
                         patience_s -= await self._someone_is_back(n_returns, patience_s)
@@ -142,100 +156,36 @@ class Router:
             await asyncio.sleep(self._retry.backoff_s)
         return self._loop.time() - began_s
 
-    async def _attempt(self, request: Request, record: RequestRecord, origin_s: float) -> None:
-        loop_time = self._loop.time
-        view = self.view
-        view.now_s = now_s = loop_time()
+    def _begin(self, request: Request, record: RequestRecord) -> Attempt:
+        """Decide where the next attempt goes. Raises NoRoute."""
+        view, now_s = self.view, self._loop.time
+        view.now_s = now_s()
         decision = self.policy.route(request, view)
         if self._on_decision is not None:
             self._on_decision(record, decision, view)
-        prefill_pool = view.prefill[decision.prefill_cluster]
-        decode_pool = view.decode[decision.decode_cluster]
-        prefill_key, decode_key = decision.prefill_key, decision.decode_key
-        prefill = self._instances[prefill_pool.names[prefill_key]]
-        decode = self._instances[decode_pool.names[decode_key]]
-        crosses = decision.prefill_cluster != decision.decode_cluster
-        link = path = None
-        if crosses:
-            link = self._links[decision.prefill_cluster, decision.decode_cluster]
-            path = view.path(decision.prefill_cluster, decision.decode_cluster)
-
+        attempt = Attempt(
+            request, record.attempts, decision, view, self._instances, self._links, now_s
+        )
         record.prefill_cluster = decision.prefill_cluster
-        record.prefill_instance = prefill.spec.name
-        record.decode_instance = decode.spec.name
+        record.prefill_instance = attempt.prefill.spec.name
+        record.decode_instance = attempt.decode.spec.name
         record.cached_tokens = decision.cached_tokens
+        return attempt
 
-        attempt = record.attempts
-        handed_over = False
-        decode_pool.assign(decode_key)
-        try:
-            prefill_pool.assign(prefill_key, now_s, decision.predicted_work_s)
-            if path is not None:
-                path.outstanding_bytes += decision.predicted_bytes
-            error_s = -decision.predicted_work_s  # an attempt that fails is work not done
-            cached_tokens, copied_bytes = decision.cached_tokens, 0
-            try:
-                if decision.copy_from:
-                    cached_tokens, copied_bytes = await self._copy(
-                        request, attempt, decision, prefill
-                    )
-                done = await prefill.prefill(
-                    PrefillJob(
-                        request,
-                        attempt,
-                        cached_tokens,
-                        decision.held_tokens,
-                        decode,
-                        link,
-                    )
-                )
-                error_s = done.finished_s - done.started_s - decision.predicted_work_s
-            finally:
-                prefill_pool.settle(prefill_key, loop_time(), error_s)
-                if path is not None:
-                    path.outstanding_bytes -= decision.predicted_bytes
-            if request.block_ids and self._prefixes is not None:
-                self._learn(request, record, cached_tokens, done, prefill, decode)
-            record.prefill_started_s = done.started_s - origin_s
-            record.prefill_finished_s = done.finished_s - origin_s
-            record.delivered_s = done.delivered_s - origin_s
-            record.wire_bytes = done.wire_bytes + copied_bytes
-            tokens = await decode.decode(DecodeJob(request, attempt, done))
-            handed_over = True
-        finally:
-            decode_pool.settle(decode_key)
-            if not handed_over:
-                prefill.abandon(request, attempt)
-                decode.abandon(request, attempt)
-        runs = tokens.runs
-        if origin_s:
-            runs = [(start_s - origin_s, step_s, count) for start_s, step_s, count in runs]
-        record.admitted_s = tokens.admitted_s - origin_s
-        record.token_runs = runs
-        record.token_ids = tokens.token_ids
-        first_s = runs[0][0]
-        start_s, step_s, count = runs[-1]
-        record.first_token_s = first_s
-        record.last_token_s = start_s + step_s * (count - 1)
-        received = 0
-        for _, _, run_count in runs:
-            received += run_count
-        record.tokens_received = received
-
-    async def _copy(
-        self, request: Request, attempt: int, decision: Decision, sink: Instance
-    ) -> tuple[int, int]:
+    async def _copy(self, attempt: Attempt) -> tuple[int, int]:
         """Fetch the prefix that the decision counts on. Returns (tokens that need no computing
-        now, bytes that crossed). One that fails costs time: `sink` computes what it lacks.
+        now, bytes that crossed). One that fails costs time: what it lacks is computed.
         """
-        view, source, n_bytes = self.view, decision.copy_from, decision.copy_bytes
+        view, decision = self.view, attempt.decision
+        request, sink = attempt.request, attempt.prefill
+        source, n_bytes = decision.copy_from, decision.copy_bytes
         path = view.path(source, decision.prefill_cluster)
         if self._copier is None or path is None or view.directory is None:
             raise AssertionError("a policy fetches prefixes only where View.copies says so")
         path.outstanding_bytes += n_bytes
         try:
             crossed = await self._copier(
-                PrefixCopy(request, attempt, source, sink, decision.copy_tokens, n_bytes)
+                PrefixCopy(request, attempt.number, source, sink, decision.copy_tokens, n_bytes)
             )
         except TransferFailed:
             return view.directory.instance_tokens(sink.spec.name, request), 0
@@ -246,16 +196,37 @@ class Router:
         return decision.cached_tokens, crossed
 
     def _learn(
-        self,
-        request: Request,
-        record: RequestRecord,
-        expected_tokens: int,
-        done: PrefillDone,
-        prefill: Instance,
-        decode: Instance,
+        self, record: RequestRecord, attempt: Attempt, expected_tokens: int, done: PrefillDone
     ) -> None:
         """What was reused really, and what is cached now."""
         reused = expected_tokens if done.cached_tokens < 0 else done.cached_tokens
         record.cached_tokens = reused
         if self._prefixes is not None:
-            self._prefixes.prefilled(request, prefill.spec, decode.spec, expected_tokens, reused)
+            self._prefixes.prefilled(
+                attempt.request, attempt.prefill.spec, attempt.decode.spec, expected_tokens, reused
+            )
+
+
+def _note_prefill(
+    record: RequestRecord, done: PrefillDone, copied_bytes: int, origin_s: float
+) -> None:
+    record.prefill_started_s = done.started_s - origin_s
+    record.prefill_finished_s = done.finished_s - origin_s
+    record.delivered_s = done.delivered_s - origin_s
+    record.wire_bytes = done.wire_bytes + copied_bytes
+
+
+def _note_tokens(record: RequestRecord, done: DecodeDone, origin_s: float) -> None:
+    runs = done.runs
+    if origin_s:
+        runs = [(start_s - origin_s, step_s, count) for start_s, step_s, count in runs]
+    record.admitted_s = done.admitted_s - origin_s
+    record.token_runs = runs
+    record.token_ids = done.token_ids
+    start_s, step_s, count = runs[-1]
+    record.first_token_s = runs[0][0]
+    record.last_token_s = start_s + step_s * (count - 1)
+    received = 0
+    for _, _, run_count in runs:
+        received += run_count
+    record.tokens_received = received

@@ -26,6 +26,9 @@ class WorkModel(Protocol):
     def kv_bytes(self, tokens: int, held_tokens: int = 0) -> float: ...
 
 
+_NEVER = float("inf")
+
+
 class LeastFirst:
     """Keys 0..n-1 with a changing cost each; the cheapest usable one in O(log n).
 
@@ -33,29 +36,27 @@ class LeastFirst:
     at once when they are most of the heap, so it stays O(n) however many updates there were.
     """
 
-    __slots__ = ("_cost", "_current", "_heap", "_limit")
+    __slots__ = ("_current", "_heap", "_limit", "costs")
 
     def __init__(self) -> None:
-        self._cost: list[float] = []
+        #: By key, to be read; `update` changes them.
+        self.costs: list[float] = []
         #: The heap entry that counts for each key, by identity; None while it is not usable.
         self._current: list[tuple[float, int] | None] = []
         self._heap: list[tuple[float, int]] = []
         self._limit = 64
 
     def __len__(self) -> int:
-        return len(self._cost)
+        return len(self.costs)
 
     def add(self, cost: float = 0.0) -> int:
-        key = len(self._cost)
+        key = len(self.costs)
         entry = (cost, key)
-        self._cost.append(cost)
+        self.costs.append(cost)
         self._current.append(entry)
         heapq.heappush(self._heap, entry)
-        self._limit = 64 + 4 * len(self._cost)
+        self._limit = 64 + 4 * len(self.costs)
         return key
-
-    def cost(self, key: int) -> float:
-        return self._cost[key]
 
     def usable(self, key: int) -> bool:
         return self._current[key] is not None
@@ -64,7 +65,7 @@ class LeastFirst:
         return sum(entry is not None for entry in self._current)
 
     def update(self, key: int, cost: float) -> None:
-        self._cost[key] = cost
+        self.costs[key] = cost
         heap, current = self._heap, self._current
         before = current[key]
         if before is None:
@@ -82,7 +83,7 @@ class LeastFirst:
         if not usable:
             self._current[key] = None
         elif self._current[key] is None:
-            cost = self._cost[key]
+            cost = self.costs[key]
             self._current[key] = (cost, key)
             self.update(key, cost)
 
@@ -160,8 +161,17 @@ class PrefillPool:
     def least(self) -> int:
         return self._order.least()
 
+    def least_wait(self, now_s: float) -> tuple[int, float]:
+        """The instance with the least predicted wait, and that wait; (-1, inf): none is usable."""
+        order = self._order
+        key = order.least()
+        if key < 0:
+            return -1, _NEVER
+        wait_s = order.costs[key] - now_s
+        return key, (wait_s if wait_s > 0.0 else 0.0)
+
     def wait_s(self, key: int, now_s: float) -> float:
-        wait_s = self._order.cost(key) - now_s
+        wait_s = self._order.costs[key] - now_s
         return wait_s if wait_s > 0.0 else 0.0
 
     def usable(self, key: int) -> bool:
@@ -186,23 +196,24 @@ class PrefillPool:
             usable = [key for key in range(len(order)) if order.usable(key)]
             busy = self._busy = Busy(len(usable))
             for key in usable:
-                busy.until(key, order.cost(key))
+                busy.until(key, order.costs[key])
         return busy.load(now_s)
 
     def assign(self, key: int, now_s: float, work_s: float) -> None:
         self.queued[key] += 1
-        empty_s = self._order.cost(key)
+        empty_s = self._order.costs[key]
         self._empty_at(key, (now_s if now_s > empty_s else empty_s) + work_s)
 
     def _empty_at(self, key: int, empty_s: float) -> None:
-        self._order.update(key, empty_s)
-        if self._busy is not None and self._order.usable(key):
+        order = self._order
+        order.update(key, empty_s)
+        if self._busy is not None and order.usable(key):
             self._busy.until(key, empty_s)
 
     def settle(self, key: int, now_s: float, error_s: float) -> None:
         """A prefill of the instance ended, `error_s` later than predicted work said."""
         queued = self.queued[key] = self.queued[key] - 1
-        empty_s = self._order.cost(key)
+        empty_s = self._order.costs[key]
         if queued == 0:
             if now_s < empty_s:
                 self._empty_at(key, now_s)
@@ -229,7 +240,7 @@ class DecodePool:
         return self._order.least()
 
     def active(self, key: int) -> int:
-        return int(self._order.cost(key))
+        return int(self._order.costs[key])
 
     def usable(self, key: int) -> bool:
         return self._order.usable(key)
@@ -241,10 +252,12 @@ class DecodePool:
         self._order.set_usable(key, usable)
 
     def assign(self, key: int) -> None:
-        self._order.update(key, self._order.cost(key) + 1)
+        order = self._order
+        order.update(key, order.costs[key] + 1)
 
     def settle(self, key: int) -> None:
-        self._order.update(key, self._order.cost(key) - 1)
+        order = self._order
+        order.update(key, order.costs[key] - 1)
 
 
 class PrefixHits(Protocol):

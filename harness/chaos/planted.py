@@ -160,12 +160,9 @@ def _forget_reserved(original: Any, plane: DataPlane, handle: Handle) -> None:
 # --- the control plane ---------------------------------------------------------------------------
 
 
-async def _count_twice(original: Any, router: Router, request: Any, record: Any, at: float) -> None:
-    try:
-        await original(router, request, record, at)
-    except Exception:
-        record.attempts += 1
-        raise
+def _count_twice(original: Any, router: Router, request: Any, record: Any) -> Any:
+    record.attempts += record.attempts > 1
+    return original(router, request, record)
 
 
 async def _stay_in_both(original: Any, roles: Roles, name: str, role: Any) -> bool:
@@ -221,7 +218,7 @@ PLANTED: dict[str, Plant] = {
         Arrivals, "abandoned", lambda original, arrivals, key: False
     ),
     "abandon forgotten": _instead(RemoteInstance, "abandon", _nothing),
-    "retry counted twice": _instead(Router, "_attempt", _count_twice),
+    "retry counted twice": _instead(Router, "_begin", _count_twice),
     "converted instance kept in both pools": _instead(Roles, "convert", _stay_in_both),
     "instance lost in its conversion used": _instead(Roles, "convert", _back_from_the_dead),
     "failed prefill stays in the queue's account": _instead(PrefillPool, "settle", _settle_late),

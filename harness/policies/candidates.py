@@ -55,11 +55,10 @@ def candidate(
     pool = view.prefill.get(cluster)
     if pool is None:
         return None
-    key = pool.least()
+    input_tokens, now_s = request.input_tokens, view.now_s
+    key, wait_s = pool.least_wait(now_s)
     if key < 0:
         return None
-    input_tokens, now_s = request.input_tokens, view.now_s
-    wait_s = pool.wait_s(key, now_s)
     directory = view.directory
     if directory is None or not request.block_ids:
         work_s = pool.profile.prefill_s(input_tokens)
@@ -162,7 +161,7 @@ def decide(
         chosen.held_tokens,
         chosen.copy_from,
         reason,
-        tuple([(each.pool.cluster, each.ttft_s) for each in considered if each is not None]),
+        considered,
         chosen.wire_bytes,
         chosen.copy_tokens,
         chosen.copy_bytes,

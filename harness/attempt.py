@@ -1,0 +1,124 @@
+"""One attempt at a request: where it goes, and what it has in the view's accounts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+
+from harness.policies.base import Decision
+from harness.ports import (
+    DecodeDone,
+    DecodeJob,
+    Instance,
+    Link,
+    PrefillDone,
+    PrefillJob,
+)
+from harness.view import Path, View
+from workloads.request import Request
+
+
+class Attempt:
+    """A context, which takes everything out of the accounts however the attempt ends; when it does
+    not succeed, its cache is dropped wherever it is.
+
+    The decision is kept until the prefill has ended: the less is in memory of a request that
+    decodes, the more of them fit in a processor's caches.
+    """
+
+    __slots__ = (
+        "_decision",
+        "_decode_key",
+        "_decode_pool",
+        "_now_s",
+        "_path",
+        "_prefill_pool",
+        "decode",
+        "link",
+        "number",
+        "prefill",
+        "request",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        number: int,
+        decision: Decision,
+        view: View,
+        instances: Mapping[str, Instance],
+        links: Mapping[tuple[str, str], Link],
+        now_s: Callable[[], float],
+    ) -> None:
+        """From here on it is in the accounts. `now_s` is the loop's clock."""
+        prefill_cluster, decode_cluster = decision.prefill_cluster, decision.decode_cluster
+        prefill_pool, decode_pool = view.prefill[prefill_cluster], view.decode[decode_cluster]
+        self.request = request
+        self.number = number
+        self._decision: Decision | None = decision
+        self.prefill = instances[prefill_pool.names[decision.prefill_key]]
+        self.decode = instances[decode_pool.names[decision.decode_key]]
+        self.link: Link | None = None
+        self._path: Path | None = None
+        if prefill_cluster != decode_cluster:
+            self.link = links[prefill_cluster, decode_cluster]
+            self._path = view.path(prefill_cluster, decode_cluster)
+            if self._path is not None:
+                self._path.outstanding_bytes += decision.predicted_bytes
+        self._prefill_pool = prefill_pool
+        self._decode_pool = decode_pool
+        self._decode_key = decision.decode_key
+        self._now_s = now_s
+        prefill_pool.assign(decision.prefill_key, view.now_s, decision.predicted_work_s)
+        decode_pool.assign(decision.decode_key)
+
+    @property
+    def decision(self) -> Decision:
+        """Before the prefill has ended."""
+        if self._decision is None:
+            raise AssertionError("the prefill has ended")
+        return self._decision
+
+    def start_prefill(self, cached_tokens: int) -> Awaitable[PrefillDone]:
+        """Of the prompt, `cached_tokens` are there now."""
+        return self.prefill.prefill(
+            PrefillJob(
+                self.request,
+                self.number,
+                cached_tokens,
+                self.decision.held_tokens,
+                self.decode,
+                self.link,
+            )
+        )
+
+    def prefilled(self, done: PrefillDone) -> None:
+        """The prefill has ended, after the time that it really took."""
+        self._settle_prefill(done.finished_s - done.started_s)
+
+    def start_decode(self, done: PrefillDone) -> Awaitable[DecodeDone]:
+        return self.decode.decode(DecodeJob(self.request, self.number, done))
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._settle_prefill(0.0)  # work that is not done by now will not be
+        self._decode_pool.settle(self._decode_key)
+        if kind is not None:
+            self.prefill.abandon(self.request, self.number)
+            self.decode.abandon(self.request, self.number)
+
+    def _settle_prefill(self, took_s: float) -> None:
+        decision = self._decision
+        if decision is not None:
+            self._decision = None
+            error_s = took_s - decision.predicted_work_s
+            self._prefill_pool.settle(decision.prefill_key, self._now_s(), error_s)
+            if self._path is not None:
+                self._path.outstanding_bytes -= decision.predicted_bytes
