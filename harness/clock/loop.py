@@ -14,7 +14,7 @@ import gc
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextvars import Context
+from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
 from typing import Any, NoReturn, TypeVar
 
@@ -31,6 +31,8 @@ _SWEEP_AT = 128
 #: Passes of the loop at one instant after which the program is taken to be polling for a change
 #: that only the passing of time can bring.
 _BUSY_PASSES = 1_000_000
+
+_bare = object.__new__  # a handle is made for every event: without a call of an __init__
 
 
 class VirtualTimeError(RuntimeError):
@@ -75,9 +77,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now_s = 0.0
         self._until_s = _LAST if until_s is None else min(until_s, _LAST)
-        #: Timers by their time, in the order in which they were set, and a heap of these times:
-        #: a heap compares numbers much faster than pairs.
-        self._timers: dict[float, list[VirtualHandle]] = {}
+        #: The newest timer of each time, which leads to the others, and a heap of these times: a
+        #: heap compares numbers much faster than pairs.
+        self._timers: dict[float, VirtualHandle] = {}
         self._times: list[float] = []
         self._cancelled_count = 0
         self._task_count = 0
@@ -114,15 +116,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """A time in the past counts as now; NaN raises ValueError."""
         if when != when:
             raise ValueError("a timer cannot be set for NaN")
-        handle = VirtualHandle(when, callback, args, self, context, True)
+        handle = _bare(VirtualHandle)
+        handle._callback = callback
+        handle._args = args
+        handle._context = copy_context() if context is None else context
+        handle._when = when
+        handle._loop = self
+        handle._scheduled = True
+        handle._cancelled = False
         if self._cancelled_count > _SWEEP_AT and self._cancelled_count * 2 > len(self._times):
             self._sweep_cancelled()
-        same_time = self._timers.get(when)
-        if same_time is None:
-            self._timers[when] = [handle]
+        timers = self._timers
+        handle.before = before = timers.get(when)
+        timers[when] = handle
+        if before is None:
             heappush(self._times, when)
-        else:
-            same_time.append(handle)
         return handle
 
     def call_later(  # type: ignore[override]
@@ -137,7 +145,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = VirtualHandle(self._now_s, callback, args, self, context, False)
+        handle = _bare(VirtualHandle)
+        handle._callback = callback
+        handle._args = args
+        handle._context = copy_context() if context is None else context
+        handle._when = self._now_s
+        handle.before = None
+        handle._loop = self
+        handle._scheduled = False
+        handle._cancelled = False
         self._ready.append(handle)
         return handle
 
@@ -161,13 +177,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._cancelled_count += 1
 
     def _sweep_cancelled(self) -> None:
-        left = {
-            when_s: [timer for timer in same_time if not timer.cancelled()]
-            for when_s, same_time in self._timers.items()
-        }
+        newest = list(self._timers.values())
         # In place, because `_run_once` holds them.
         self._timers.clear()
-        self._timers.update((when_s, same_time) for when_s, same_time in left.items() if same_time)
+        for timers in newest:
+            for timer in timers.oldest_first():
+                if not timer._cancelled:
+                    timer.before = self._timers.get(timer._when)
+                    self._timers[timer._when] = timer
         self._times[:] = self._timers
         heapify(self._times)
         self._cancelled_count = 0
@@ -176,8 +193,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """The time of the next timer that is not cancelled, which becomes the earliest."""
         times, timers = self._times, self._timers
         while times:
-            same_time = timers[times[0]]
-            if not all(timer.cancelled() for timer in same_time):
+            same_time = timers[times[0]].oldest_first()
+            if not all(timer._cancelled for timer in same_time):
                 return times[0]
             self._cancelled_count -= len(same_time)
             del timers[heappop(times)]
@@ -198,7 +215,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     )
             elif not self._stopping:
                 when_s = times[0] if times else _NEVER
-                if times and timers[when_s][0]._cancelled:
+                if times and timers[when_s]._cancelled:
                     when_s = self._drop_cancelled()
                 if when_s > self._until_s:
                     self._stuck(when_s)
@@ -207,7 +224,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     self._passes_at_now = 0
             now_s = self._now_s
             while times and times[0] <= now_s:
-                for timer in timers.pop(heappop(times)):
+                newest = timers.pop(heappop(times))
+                for timer in (newest,) if newest.before is None else newest.oldest_first():
                     timer._scheduled = False
                     if timer._cancelled:
                         self._cancelled_count -= 1
