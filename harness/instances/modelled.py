@@ -112,13 +112,13 @@ class ModelledInstance:
         self._on_serving = on_serving
         self._loop = loop
         self._draining: asyncio.Future[None] | None = None
-        self._prefill = PrefillStage(spec.name, profile, loop, prefill, self._on_change)
+        self._prefill = PrefillStage(spec.name, profile, loop, prefill)
         self._decode: DecodeStage | None = None
         if profile.max_batch > 0:
             batch = (SteppedBatch if decode.step_by_step else MacroBatch)(
                 loop, StepTimes(profile, decode.context_bucket_tokens), profile.max_batch
             )
-            self._decode = DecodeStage(spec.name, profile, loop, batch, self._on_change)
+            self._decode = DecodeStage(spec.name, profile, loop, batch)
 
     # Work ---------------------------------------------------------------------------------------
 
@@ -179,6 +179,7 @@ class ModelledInstance:
         end; new ones raise InstanceLost, which is retryable."""
         if self._draining is None:
             self._draining = self._loop.create_future()
+            self._watch(self._on_change)
             self._on_change()
         await asyncio.shield(self._draining)
 
@@ -192,6 +193,7 @@ class ModelledInstance:
             raise InstanceLost(self.spec.name, self.lost_because)
         self.role = role
         self._draining = None
+        self._watch(None)
 
     # Faults -------------------------------------------------------------------------------------
 
@@ -204,6 +206,7 @@ class ModelledInstance:
         if self._on_serving is not None:
             self._on_serving(self.spec, False)
         draining, self._draining = self._draining, None
+        self._watch(None)
         self._prefill.lose_all(why)
         if self._decode is not None:
             self._decode.lose_all(why)
@@ -256,12 +259,17 @@ class ModelledInstance:
         job.cached_tokens = min(job.cached_tokens, usable)
         job.held_tokens = min(job.held_tokens, held)
 
+    def _watch(self, on_change: Callable[[], None] | None) -> None:
+        """Call `on_change` whenever work leaves."""
+        self._prefill.on_change = on_change
+        if self._decode is not None:
+            self._decode.on_change = on_change
+
     def _on_change(self) -> None:
         draining = self._draining
-        if draining is None:
-            return
         if (
-            not draining.done()
+            draining is not None
+            and not draining.done()
             and self._prefill.idle
             and (self._decode is None or self._decode.idle)
         ):

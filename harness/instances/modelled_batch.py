@@ -33,10 +33,11 @@ class StepModel(Protocol):
 class StepTimes:
     """Step duration by batch and total context, the context in buckets of `bucket_tokens`.
 
-    A bucket counts as its middle. When context does not matter to the profile there is one bucket.
+    A bucket counts as its middle. When context does not matter to the profile, `bucket_tokens` is 0
+    and there is a step for each size of the batch.
     """
 
-    __slots__ = ("_known", "_profile", "bucket_tokens", "slowdown")
+    __slots__ = ("_by_batch", "_known", "_profile", "bucket_tokens", "slowdown")
 
     def __init__(self, profile: StepModel, bucket_tokens: int) -> None:
         self._profile = profile
@@ -44,10 +45,14 @@ class StepTimes:
         self.slowdown = 1.0
         flat = profile.decode_step_s(1, 0) == profile.decode_step_s(1, 1 << 30)
         self.bucket_tokens = 0 if flat else bucket_tokens
+        sizes = range(profile.max_batch + 1) if flat else ()
+        self._by_batch = [profile.decode_step_s(size, 0) for size in sizes]
 
     def step_s(self, batch: int, context_tokens: int) -> float:
         bucket_tokens = self.bucket_tokens
-        bucket = context_tokens // bucket_tokens if bucket_tokens else 0
+        if not bucket_tokens:
+            return self._by_batch[batch] * self.slowdown
+        bucket = context_tokens // bucket_tokens
         try:
             return self._known[batch, bucket] * self.slowdown
         except KeyError:

@@ -82,12 +82,12 @@ class DecodeStage:
 
     __slots__ = (
         "_incoming",
-        "_on_change",
         "_profile",
         "batch",
         "loop",
         "memory",
         "name",
+        "on_change",
     )
 
     def __init__(
@@ -96,14 +96,14 @@ class DecodeStage:
         profile: DecodeProfile,
         loop: asyncio.AbstractEventLoop,
         batch: Batch,
-        on_change: Callable[[], None],
     ) -> None:
         self.name = name
         self.loop = loop
         self.batch = batch
         self.memory = MemoryLedger(profile.kv_memory_bytes)
         self._profile = profile
-        self._on_change = on_change
+        #: Told of all that leaves, while somebody wants to know.
+        self.on_change: Callable[[], None] | None = None
         self._incoming: dict[Key, Incoming] = {}
 
     @property
@@ -139,7 +139,8 @@ class DecodeStage:
         if incoming is not None:
             incoming.sender = None
             self.memory.free(incoming)
-            self._on_change()
+            if self.on_change is not None:
+                self.on_change()
 
     def submit(self, job: DecodeJob) -> DecodeWork:
         """Decode the cache that arrived. Raises InstanceLost when there is none."""
@@ -157,7 +158,8 @@ class DecodeStage:
 
     def free(self, work: DecodeWork) -> None:
         self.memory.free(work.memory)
-        self._on_change()
+        if self.on_change is not None:
+            self.on_change()
 
     def lose_all(self, why: str) -> None:
         """The instance died: all requests fail, all senders are told, all memory is gone."""

@@ -203,7 +203,7 @@ class MacroBatch:
             self._skip_cancelled()
         if not running:
             return
-        next_boundary = self._next_event()
+        next_boundary = self._next_event() if self._contextual else running[0][0]
         next_s = self._clock.at(next_boundary)
         if next_s > self._loop.time():
             self._arm(next_s)
@@ -216,12 +216,9 @@ class MacroBatch:
             heapq.heappop(running)
 
     def _next_event(self) -> int:
-        """The boundary at which somebody leaves or the context changes bucket."""
-        leaves = self._running[0][0]
-        if self._contextual:
-            steps = self._times.steps_in_bucket(self._batch, self._context_tokens)
-            return min(leaves, self._context_at + steps)
-        return leaves
+        """The boundary at which somebody leaves or, if that matters, the context changes bucket."""
+        steps = self._times.steps_in_bucket(self._batch, self._context_tokens)
+        return min(self._running[0][0], self._context_at + steps)
 
     def _pass_boundary(self, boundary: int) -> None:
         """At `boundary`: who is done leaves, who waits comes in."""
@@ -239,8 +236,8 @@ class MacroBatch:
     def _go_on(self, boundary: int) -> None:
         """From `boundary` on, which may lie ahead: who waits comes in, and steps last as long as
         the new batch takes."""
-        clock = self._clock
-        if self._contextual:
+        clock, contextual = self._clock, self._contextual
+        if contextual:
             self._move_context(boundary)
         if self._waiting:
             self._admit(boundary)
@@ -252,7 +249,7 @@ class MacroBatch:
             clock.change_step(boundary, step_s)
             if clock.crowded:
                 clock.forget_before(min(member.admitted_at for _, _, member in self._running))
-        when_s = clock.at(self._next_event())
+        when_s = clock.at(self._next_event() if contextual else self._running[0][0])
         if when_s < self._timer_s:
             self._arm(when_s)
 

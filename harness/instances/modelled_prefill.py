@@ -8,7 +8,6 @@ of the first layer on, and those of the last layer come when the prompt is done.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 from bisect import bisect_left
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from harness.instances.modelled_prompt import (
     PrefillRules,
     PrefillWork,
 )
+from harness.instances.modelled_queue import PromptQueue
 from harness.links.fluid import FluidLink
 from harness.ports import InstanceLost, PrefillDone, PrefillJob, ServingError
 
@@ -42,10 +42,8 @@ class PrefillStage:
         "_current",
         "_finish_timer",
         "_held_bytes",
-        "_on_change",
         "_paused",
         "_preempt_timer",
-        "_pushes",
         "_queue",
         "_queued",
         "_since_s",
@@ -54,6 +52,7 @@ class PrefillStage:
         "busy_s",
         "loop",
         "name",
+        "on_change",
         "profile",
         "rules",
     )
@@ -64,20 +63,20 @@ class PrefillStage:
         profile: PrefillProfile,
         loop: asyncio.AbstractEventLoop,
         rules: PrefillRules,
-        on_change: Callable[[], None],
     ) -> None:
         self.name = name
         self.loop = loop
         self.profile = profile
         self.rules = rules
         self.busy_s = 0.0
-        self._on_change = on_change
+        #: Told of all that leaves, while somebody wants to know.
+        self.on_change: Callable[[], None] | None = None
         memory_bytes = profile.kv_memory_bytes
         self._capacity_bytes = math.inf if memory_bytes is None else memory_bytes
         self._held_bytes = 0.0
         self._works: dict[Key, PrefillWork] = {}
-        self._queue: list[tuple[float, int, PrefillWork]] = []
-        self._pushes = 0
+        self._queue = PromptQueue()
+        #: Those in the queue that have not ended.
         self._queued = 0
         self._current: PrefillWork | None = None
         self._since_s = 0.0
@@ -120,11 +119,14 @@ class PrefillStage:
         """Raises RequestRejected when the destination can never hold the cache."""
         work = PrefillWork(self, job, destination, link)
         self._works[work.key] = work
-        self._enqueue(work)
-        if self._current is None:
-            self._start_next()
-        elif self.rules.discipline.preempts:
-            self._consider_preemption()
+        if not self._queued and self._is_free() and self._fits(work):
+            self._start(work, work.enqueued_s)
+        else:
+            self._enqueue(work)
+            if self._current is None:
+                self._start_next()
+            elif self.rules.discipline.preempts:
+                self._consider_preemption()
         return work
 
     def abandon(self, key: Key) -> None:
@@ -149,7 +151,8 @@ class PrefillStage:
         self._free(work)
         work.destination.forget(work.key)
         self._start_next()
-        self._on_change()
+        if self.on_change is not None:
+            self.on_change()
 
     def hand_over(self, work: PrefillWork) -> None:
         """A cache that stays inside the cluster is computed, and its memory is granted."""
@@ -173,7 +176,8 @@ class PrefillStage:
         self._held_bytes = self._held_bytes - work.n_bytes if self._works else 0.0
         if self._queued:
             self._start_next()
-        self._on_change()
+        if self.on_change is not None:
+            self.on_change()
 
     # Faults -------------------------------------------------------------------------------------
 
@@ -235,47 +239,26 @@ class PrefillStage:
 
     def _enqueue(self, work: PrefillWork) -> None:
         work.state = QUEUED
-        rank = self.rules.discipline.rank(work.enqueued_s, work.work_s - work.done_s)
-        self._pushes += 1
         self._queued += 1
-        heapq.heappush(self._queue, (rank, self._pushes, work))
-
-    def _head(self) -> tuple[float, int, PrefillWork] | None:
-        queue = self._queue
-        while queue and queue[0][2].done():
-            heapq.heappop(queue)
-        return queue[0] if queue else None
-
-    def _take(self, head: PrefillWork) -> PrefillWork | None:
-        """Out of the queue: its head, or while that has no room, the best that already has some.
-
-        Without the second a head could wait for ever for the memory of one that it preempted.
-        """
-        if self._fits(head):
-            heapq.heappop(self._queue)
-        else:
-            begun = [entry for entry in self._queue if entry[2].started and not entry[2].done()]
-            if not begun:
-                return None
-            best = min(begun)
-            self._queue.remove(best)
-            heapq.heapify(self._queue)
-            head = best[2]
-        self._queued -= 1
-        return head
+        left_s = work.work_s - work.done_s
+        self._queue.push(work, self.rules.discipline.rank(work.enqueued_s, left_s))
 
     def _fits(self, work: PrefillWork) -> bool:
         held_bytes = self._held_bytes
         return work.started or not held_bytes or held_bytes + work.n_bytes <= self._capacity_bytes
 
+    def _is_free(self) -> bool:
+        """Nothing is computed, and nothing keeps the device from it."""
+        return self._current is None and self._chunk_timer is None and not self._paused
+
     def _start_next(self) -> None:
-        if self._current is not None or self._chunk_timer is not None or self._paused:
-            return
-        head = self._head()
-        work = None if head is None else self._take(head[2])
-        if work is None:
-            return
-        now_s = self.loop.time()
+        if self._queued and self._is_free():
+            work = self._queue.take(self._fits)
+            if work is not None:
+                self._queued -= 1
+                self._start(work, self.loop.time())
+
+    def _start(self, work: PrefillWork, now_s: float) -> None:
         if not work.started:
             work.started = True
             work.started_s = now_s
@@ -405,7 +388,7 @@ class PrefillStage:
         self._start_next()
 
     def _outranked(self, work: PrefillWork) -> bool:
-        head = self._head()
+        head = self._queue.head()
         if head is None or not self._fits(head[2]):
             return False
         left_s = work.work_s - self._done_s(work)
