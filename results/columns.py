@@ -27,11 +27,10 @@ def to_us(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def times(values: Column) -> pa.Array:
     """Seconds, or None, to int64 microseconds."""
-    return times_of(np.array(values, dtype=np.float64))
-
-
-def times_of(seconds: NDArray[np.float64]) -> pa.Array:
-    """Seconds to int64 microseconds; NaN is null."""
+    try:
+        seconds = np.fromiter(values, np.float64, len(values))
+    except TypeError:  # some are None
+        seconds = np.array(values, dtype=np.float64)
     missing = np.isnan(seconds)
     if missing.any():
         return pa.array(to_us(np.where(missing, 0.0, seconds)), mask=missing)
@@ -110,7 +109,7 @@ def alternatives(values: Column) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pairs).cast(ALTERNATIVES)
 
 
-def token_columns(every: Sequence[list[TokenRun]]) -> tuple[pa.Array, pa.Array, pa.Array]:
+def token_columns(every: Sequence[Sequence[TokenRun]]) -> tuple[pa.Array, pa.Array, pa.Array]:
     """The `timing`, `runs` and `gaps_us` columns of tokens.parquet from the runs of each record.
 
     A record is kept as runs when these are at most half as many as its tokens, else as gaps. Both

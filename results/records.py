@@ -7,7 +7,8 @@ in `results.metrics`, and only there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -52,5 +53,5 @@ class RequestRecord:
     tokens_received: int = 0
     ended_s: float | None = None
     verified: bool | None = None
-    token_runs: list[TokenRun] = field(default_factory=list)
+    token_runs: Sequence[TokenRun] = ()
     token_ids: list[int] | None = None

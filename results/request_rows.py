@@ -4,43 +4,33 @@ processor's cache, and the record is let go.
 
 from __future__ import annotations
 
-from array import array
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from results import columns
 from results.records import RequestRecord
 from results.schemas import REQUESTS
 
-_NAMES = REQUESTS.names[2:]
-_TIMES = [name for name in _NAMES if name.endswith("_us")]
-_OTHERS = [name for name in _NAMES if not name.endswith("_us")]
-_get_times = attrgetter(*(f"{name[:-3]}_s" for name in _TIMES))
-_get_others = attrgetter(*_OTHERS, "token_runs")
-_WIDTH = len(_OTHERS) + 1
+_FIELDS = [(field.name, columns.converter(field)) for field in list(REQUESTS)[2:]]
+_take = attrgetter(
+    *(f"{name[:-3]}_s" if name.endswith("_us") else name for name, _ in _FIELDS), "token_runs"
+)
+_WIDTH = len(_FIELDS) + 1
 
 
 class RequestRows:
-    """Rows not yet converted. `runs` counts the runs of tokens in them."""
+    """Rows not yet converted, one after the other. `runs` counts the runs of tokens in them."""
 
-    __slots__ = ("_others", "_times", "rows", "runs")
+    __slots__ = ("_values", "rows", "runs")
 
     def __init__(self) -> None:
-        self._times = array("d")
-        self._others: list[Any] = []
+        self._values: list[Any] = []
         self.rows = self.runs = 0
 
     def add(self, record: RequestRecord) -> None:
-        times = _get_times(record)
-        try:
-            self._times.extend(times)
-        except TypeError:  # an event has not happened; what came before it was already taken
-            del self._times[self.rows * len(_TIMES) :]
-            self._times.extend([np.nan if time is None else time for time in times])
-        self._others.extend(_get_others(record))
+        self._values.extend(_take(record))
         self.rows += 1
         self.runs += len(record.token_runs)
 
@@ -48,13 +38,9 @@ class RequestRows:
         """The columns of requests.parquet after the first two, and those of tokens.parquet; no rows
         are left.
         """
-        seconds = np.frombuffer(self._times).reshape(-1, len(_TIMES)).T
-        found = {name: columns.times_of(row) for name, row in zip(_TIMES, seconds, strict=True)}
-        values = [self._others[at::_WIDTH] for at in range(_WIDTH)]
-        for name, column in zip(_OTHERS, values, strict=False):
-            found[name] = columns.converter(REQUESTS.field(name))(column)
-        self._times, self._others = array("d"), []
+        values, self._values = self._values, []
         self.rows = self.runs = 0
-        timing, runs, gaps_us = columns.token_columns(values[-1])
+        found = {name: convert(values[at::_WIDTH]) for at, (name, convert) in enumerate(_FIELDS)}
+        timing, runs, gaps_us = columns.token_columns(values[_WIDTH - 1 :: _WIDTH])
         tokens = [found["id"], timing, found["first_token_us"], runs, gaps_us]
-        return [found[name] for name in _NAMES], tokens
+        return list(found.values()), tokens

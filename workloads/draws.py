@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import numpy as np
 
@@ -15,8 +16,10 @@ CHUNK = 1024
 def endless(lengths: Lengths, rng: np.random.Generator, stratified: bool = False) -> Iterator[int]:
     """Lengths in tokens without end."""
     distribution = distribution_of(lengths)
-    while True:
-        yield from distribution.sample(rng, CHUNK, stratified).tolist()
+    # Chained in C: a generator would be resumed for every length.
+    return chain.from_iterable(
+        distribution.sample(rng, CHUNK, stratified).tolist() for _ in repeat(None)
+    )
 
 
 @dataclass(slots=True)
