@@ -1,7 +1,8 @@
 """The way between two clusters on hosts of their own: whatever network is there, as it is seen.
 
-Bytes are those that the prefill workers' data planes sent across; the rate is what the experiment
-says of the link, because nothing here shapes or probes it.
+Bytes are those that the workers' data planes sent across, with the headers of full Ethernet frames,
+as a link's own counters have them; the rate is what the experiment says of the link, because
+nothing here shapes or probes it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import asyncio
 from collections.abc import Callable
 
 from harness.links.base import verdict_by_use
+from harness.links.shape import GOODPUT_SHARE
 from harness.ports import LinkSignals
 
 
 class DirectLink:
-    """One direction (harness.ports.Link). `total_bytes` reads the counters; call `sample` often."""
+    """One direction (harness.ports.Link). `total_bytes` reads the payload sent; call `sample` often."""
 
     def __init__(
         self,
@@ -30,10 +32,10 @@ class DirectLink:
         self._sent = 0
 
     def sent_bytes(self) -> int:
-        return self._total_bytes()
+        return round(self._total_bytes() / GOODPUT_SHARE)
 
     def sample(self) -> None:
-        now_s, sent = asyncio.get_running_loop().time(), self._total_bytes()
+        now_s, sent = asyncio.get_running_loop().time(), self.sent_bytes()
         signals = self.signals
         window_s = now_s - signals.sampled_s
         if signals.sampled_s and window_s > 0.0:
