@@ -17,20 +17,18 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.transport.arena import SharedArena
 from engine.transport.callbacks import Arrival, Callbacks, Destinations, Refusal, TransferStats
-from engine.transport.errors import PlaneLost, TransferFailed, TransferRefused
-from engine.transport.incoming import Handle
+from engine.transport.errors import PlaneLost
 from engine.transport.ipc import Message, MessageReader, encode
 from engine.transport.messages import Key, Manifest, check_size
 from engine.transport.outbound import Peer
-from engine.transport.regions import RangeList, Region
+from engine.transport.reservations import Reservations
 from engine.transport.settings import Settings
+from engine.transport.transfer import Transfer
 
 __all__ = [
     "Arrival",
@@ -46,108 +44,6 @@ BEAT_S = 0.2
 START_TIMEOUT_S = 20.0
 #: Samples and audit rows kept until they are fetched; the oldest give way.
 KEPT_ROWS = 65_536
-
-
-class Transfer:
-    """One outgoing cache."""
-
-    def __init__(self, plane: DataPlane, number: int, key: Key, manifest: Manifest) -> None:
-        loop = asyncio.get_running_loop()
-        self.key = key
-        self.manifest = manifest
-        self._plane = plane
-        self._number = number
-        self._granted: asyncio.Future[None] = loop.create_future()
-        self._ended: asyncio.Future[Message] = loop.create_future()
-        self._missing = {item.region: item.size_bytes for item in manifest.regions}
-
-    def push(self, region: Region, ranges: Sequence[Sequence[int]]) -> None:
-        """The next bytes of `region` lie in these ranges and will not change. Never blocks;
-        nothing is sent before the grant. A region may be pushed in many parts.
-
-        Raises ValueError beyond the manifest or the arena.
-        """
-        self.push_many([(region, ranges)])
-
-    def push_many(self, pieces: Sequence[tuple[Region, Sequence[Sequence[int]]]]) -> None:
-        """Several pushes in one message."""
-        for region, ranges in pieces:
-            given = RangeList(ranges)
-            missing = self._missing.get(region)
-            if missing is None:
-                raise ValueError(f"{region} is not in the manifest")
-            if len(given) > missing:
-                raise ValueError(f"{region}: {len(given)} bytes pushed, {missing} are missing")
-            if given.end_offset() > self._plane.arena.size_bytes:
-                raise ValueError(f"{region}: ranges end beyond the arena")
-            self._missing[region] = missing - len(given)
-        self._plane._tell(
-            {
-                "op": "push",
-                "t": self._number,
-                "pieces": [
-                    [region.layer, int(region.kind), [list(r) for r in ranges]]
-                    for region, ranges in pieces
-                ],
-            }
-        )
-
-    async def granted(self) -> None:
-        """Returns when the receiver has reserved memory. Raises TransferRefused, TransferFailed."""
-        either: list[asyncio.Future[Any]] = [self._granted, self._ended]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if self._ended.done():
-            self._raise_unless_committed(self._ended.result())
-
-    async def commit(
-        self, first_token: int = -1, meta: Mapping[str, Any] | None = None
-    ) -> TransferStats:
-        """Every region is pushed whole: returns when the receiver has admitted the cache.
-
-        Raises TransferFailed; then no part of it was exposed. ValueError where bytes are missing.
-        Cancelling this call does not cancel the transfer: call `cancel`.
-        """
-        short = {region: count for region, count in self._missing.items() if count}
-        if short:
-            region, count = next(iter(short.items()))
-            raise ValueError(f"{region}: {count} bytes were not pushed")
-        check_size(meta or {}, "meta of a commit")
-        self._plane._tell(
-            {
-                "op": "commit",
-                "t": self._number,
-                "first_token": first_token,
-                "meta": dict(meta or {}),
-            }
-        )
-        message = await asyncio.shield(self._ended)
-        self._raise_unless_committed(message)
-        return TransferStats(
-            message["wire_bytes"], message["seconds"], message["resent"], message["digest"]
-        )
-
-    async def cancel(self) -> bool:
-        """Stop; returns when nothing reads this side's memory and the receiver has let go (or is
-        lost). True: too late, the receiver had admitted the cache. Idempotent."""
-        if not self._ended.done():
-            self._plane._tell({"op": "cancel", "t": self._number})
-        message = await asyncio.shield(self._ended)
-        return bool(message["committed"])
-
-    def _raise_unless_committed(self, message: Message) -> None:
-        if not message["committed"]:
-            kind = TransferRefused if message["refused"] else TransferFailed
-            raise kind(message["reason"], message["retryable"])
-
-
-@dataclass(slots=True)
-class _Incoming:
-    key: Key
-    manifest: Manifest
-    task: asyncio.Task[None] | None = None
-    reserved: bool = False
-    admitting: bool = False
-    void: bool = False
 
 
 class DataPlane:
@@ -169,10 +65,12 @@ class DataPlane:
         self.closed: asyncio.Future[None] = loop.create_future()
         self._process = process
         self._socket = sock
-        self._callbacks = callbacks
         self._ready: asyncio.Future[int] = loop.create_future()
         self._transfers: dict[int, Transfer] = {}
-        self._incoming: dict[Handle, _Incoming] = {}
+        #: Caches on their way in.
+        self.reservations = Reservations(
+            callbacks, settings.deadlines, arena.size_bytes, self._tell, self._spawn
+        )
         self._next_number = 1
         self._samples: deque[dict[str, Any]] = deque(maxlen=KEPT_ROWS)
         self._latest: dict[tuple[str, int], dict[str, Any]] = {}
@@ -242,7 +140,7 @@ class DataPlane:
         check_size(described, "manifest")
         number = self._next_number
         self._next_number += 1
-        transfer = Transfer(self, number, key, manifest)
+        transfer = Transfer(self._tell, self.arena.size_bytes, number, key, manifest)
         self._tell(
             {
                 "op": "open",
@@ -261,7 +159,7 @@ class DataPlane:
         try:
             await transfer.granted()
         except asyncio.CancelledError:
-            self._tell({"op": "cancel", "t": transfer._number})
+            transfer.abandon()
             raise
         return transfer
 
@@ -354,13 +252,11 @@ class DataPlane:
         if not self._ready.done():
             self._ready.set_exception(PlaneLost(why))
         for transfer in self._transfers.values():
-            if not transfer._ended.done():
-                transfer._ended.set_result(
-                    {"committed": False, "refused": False, "reason": why, "retryable": True}
-                )
+            transfer.has_ended(
+                {"committed": False, "refused": False, "reason": why, "retryable": True}
+            )
         self._transfers.clear()
-        for handle in list(self._incoming):
-            self._void(handle)
+        self.reservations.plane_lost()
 
     def _on_message(self, message: Message) -> None:
         match message["op"]:
@@ -371,113 +267,21 @@ class DataPlane:
                     self._ready.set_exception(PlaneLost(message["reason"]))
             case "granted":
                 transfer = self._transfers.get(message["t"])
-                if transfer is not None and not transfer._granted.done():
-                    transfer._granted.set_result(None)
+                if transfer is not None:
+                    transfer.was_granted()
             case "ended":
                 transfer = self._transfers.pop(message["t"], None)
-                if transfer is not None and not transfer._ended.done():
-                    transfer._ended.set_result(message)
+                if transfer is not None:
+                    transfer.has_ended(message)
             case "offered":
-                self._offered(message)
+                self.reservations.offered(message)
             case "withdrawn" | "aborted":
-                self._void((message["h"][0], message["h"][1]))
+                self.reservations.void((message["h"][0], message["h"][1]))
             case "verified":
-                self._verified(message)
+                self.reservations.verified(message)
             case "samples":
                 self._samples.extend(message["rows"])
                 for row in message["rows"]:
                     self._latest[row["host"], row["port"]] = row
             case "audit":
                 self._audit.append(message["row"])
-
-    def _offered(self, message: Message) -> None:
-        handle = (message["h"][0], message["h"][1])
-        incoming = _Incoming(Key(*message["key"]), Manifest.from_json(message["manifest"]))
-        self._incoming[handle] = incoming
-        incoming.task = self._spawn(self._reserve(handle, incoming))
-
-    async def _reserve(self, handle: Handle, incoming: _Incoming) -> None:
-        refusal = {"op": "refuse", "h": list(handle), "retryable": True}
-        try:
-            if self._callbacks is None:
-                raise Refusal("this instance takes no caches", retryable=False)
-            async with asyncio.timeout(self.settings.deadlines.grant_s * 0.9):
-                ranges = await self._callbacks.on_offer(incoming.key, incoming.manifest)
-            incoming.reserved = True
-            if incoming.void:  # withdrawn, and `on_offer` returned all the same
-                self._callbacks.on_abort(incoming.key)
-                return
-            destinations = _checked(ranges, incoming.manifest, self.arena.size_bytes)
-        except Refusal as error:
-            self._incoming.pop(handle, None)
-            self._answer({**refusal, "reason": error.reason, "retryable": error.retryable})
-        except TimeoutError:
-            self._incoming.pop(handle, None)
-            self._answer({**refusal, "reason": "no memory was free in time"})
-        except Exception as error:
-            self._void(handle)
-            self._answer({**refusal, "reason": f"{type(error).__name__}: {error}"})
-        else:
-            self._answer({"op": "grant", "h": list(handle), "destinations": destinations})
-
-    def _verified(self, message: Message) -> None:
-        handle = (message["h"][0], message["h"][1])
-        incoming = self._incoming.get(handle)
-        if incoming is not None:
-            arrival = Arrival(
-                incoming.manifest, message["first_token"], message["meta"], message["identity"]
-            )
-            incoming.admitting = True
-            self._spawn(self._admit(handle, incoming, arrival))
-
-    async def _admit(self, handle: Handle, incoming: _Incoming, arrival: Arrival) -> None:
-        assert self._callbacks is not None
-        try:
-            async with asyncio.timeout(self.settings.deadlines.admit_s * 0.9):
-                await self._callbacks.on_commit(incoming.key, arrival)
-        except Exception as error:
-            incoming.admitting = False
-            if incoming.void:
-                self._callbacks.on_abort(incoming.key)
-            reason = f"not admitted: {type(error).__name__}: {error}"
-            self._answer({"op": "reject", "h": list(handle), "reason": reason})
-        else:
-            # The cache is the worker's from here on, whatever becomes of the answer.
-            self._incoming.pop(handle, None)
-            self._answer({"op": "admit", "h": list(handle)})
-
-    def _answer(self, message: Message) -> None:
-        """To an offer or a commit; a plane that is gone needs none."""
-        with contextlib.suppress(PlaneLost):
-            self._tell(message)
-
-    def _void(self, handle: Handle) -> None:
-        """An offer is withdrawn, or its memory is quiet again."""
-        incoming = self._incoming.pop(handle, None)
-        if incoming is None:
-            return
-        incoming.void = True
-        if incoming.admitting:
-            return  # `on_commit` decides; only if it raises does `on_abort` follow
-        if incoming.reserved:
-            assert self._callbacks is not None
-            self._callbacks.on_abort(incoming.key)
-        elif incoming.task is not None and incoming.task is not asyncio.current_task():
-            incoming.task.cancel()
-
-
-def _checked(
-    ranges: Destinations, manifest: Manifest, arena_bytes: int
-) -> list[tuple[int, int, list[list[int]]]]:
-    """Destinations as a message. Raises ValueError unless they fit the manifest and the arena."""
-    destinations = []
-    for item in manifest.regions:
-        given = RangeList(ranges.get(item.region, ()))
-        if len(given) != item.size_bytes:
-            raise ValueError(
-                f"{item.region}: {len(given)} bytes reserved for {item.size_bytes} in the manifest"
-            )
-        if given.end_offset() > arena_bytes:
-            raise ValueError(f"{item.region}: ranges end beyond the arena")
-        destinations.append((item.region.layer, int(item.region.kind), [list(r) for r in given]))
-    return destinations

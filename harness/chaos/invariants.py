@@ -121,7 +121,7 @@ def transfers_are_over(evidence: Evidence) -> Iterator[str]:
     """At rest neither end has a transfer, a byte that was not acknowledged, or a lease."""
     for name, worker in evidence.system.workers.items():
         plane = worker.plane
-        if plane.receiver.active or plane._incoming or plane.landing.destinations:
+        if plane.receiver.active or plane.reservations or plane.landing.destinations:
             yield f"{name}: {plane.receiver.active} arriving"
         if plane._transfers:
             yield f"{name}: {len(plane._transfers)} sending"

@@ -15,10 +15,10 @@ from unittest import mock
 from engine.cache import keys
 from engine.cache.pool import HybridPool, Lease
 from engine.scheduler import Scheduler
-from engine.transport.client import DataPlane
 from engine.transport.inbound import Inbound
 from engine.transport.incoming import Handle
 from engine.transport.receiver import Receiver
+from engine.transport.reservations import Reservations
 from engine.transport.sender import Sender
 from engine.worker.arrivals import Arrivals
 from engine.worker.courier import Courier
@@ -152,9 +152,9 @@ def _trust_directory(
     return lease, courier._medium.open(lease, n_tokens, held)
 
 
-def _forget_reserved(original: Any, plane: DataPlane, handle: Handle) -> None:
+def _forget_reserved(original: Any, reservations: Reservations, handle: Handle) -> None:
     """Memory of a transfer that broke stays reserved."""
-    plane._incoming.pop(handle, None)
+    reservations._incoming.pop(handle, None)
 
 
 # --- the control plane ---------------------------------------------------------------------------
@@ -213,7 +213,7 @@ PLANTED: dict[str, Plant] = {
     "memory freed under a writer": _instead(Receiver, "_maybe_release", _release_under_writers),
     "stale epoch accepted": _instead(Inbound, "_why_not_greeted", _any_incarnation),
     "directory trusted blindly": _instead(Courier, "_reserve", _trust_directory),
-    "broken transfer keeps its memory": _instead(DataPlane, "_void", _forget_reserved),
+    "broken transfer keeps its memory": _instead(Reservations, "void", _forget_reserved),
     "abandoned attempt accepted later": _instead(
         Arrivals, "abandoned", lambda original, arrivals, key: False
     ),

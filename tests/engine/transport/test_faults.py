@@ -277,9 +277,9 @@ async def test_withdrawn_offer_stops_waiting_for_blocks(bench: Any) -> None:
     decoder.wait_s = 60.0
     sender = await bench.sender()
     transfer = sender.offer(Peer(*receiver.address), Key("r"), bench.manifest())
-    await bench.until(lambda: receiver._incoming)
+    await bench.until(lambda: receiver.reservations)
     assert await transfer.cancel() is False
-    await bench.until(lambda: not receiver._incoming)
+    await bench.until(lambda: not receiver.reservations)
     assert len(decoder.free) == decoder.blocks
     assert decoder.aborted == []  # nothing was ever reserved
 
