@@ -20,8 +20,8 @@ Chart = Callable[[RunData, int], Spec | None]
 
 #: Rules in a chart; more would hide the lines, and are listed only.
 SHOWN_EVENTS = 40
-#: Pixels that the name of a phase takes.
-_LABEL_WIDTH = 85
+#: Pixels that a letter of a phase's name takes; a name without room is left out.
+_LETTER_WIDTH = 7.5
 
 _PARTS = ("queue", "prefill", "transfer", "decode admission")
 
@@ -246,15 +246,25 @@ def _with_events(run: RunData, series: Mapping[str, Series], title: str, width: 
         return None
     style = style_of(run, rows, width)
     layers: list[Any] = []
-    phases = [{"x": begins_s / 60, "phase": name} for name, begins_s in run.begins_s.items()]
+    phases: list[dict[str, Any]] = [
+        {"x": begins_s / 60, "phase": name} for name, begins_s in run.begins_s.items()
+    ]
     if len(phases) > 1:
-        base = alt.Chart(values_of(phases))
-        layers.append(base.mark_rule(color=theme.GRID, strokeWidth=1.5).encode(x="x:Q"))
-        if width > _LABEL_WIDTH * len(phases):
+        rules = alt.Chart(values_of(phases)).mark_rule(color=theme.GRID, strokeWidth=1.5)
+        layers.append(rules.encode(x="x:Q"))
+        last = max(float(line.times_s[-1]) for line in series.values() if len(line.times_s)) / 60
+        named = [
+            phase
+            for phase, after in zip(phases, [*phases[1:], {"x": last}], strict=True)
+            if (after["x"] - phase["x"]) / last * width > _LETTER_WIDTH * (len(phase["phase"]) + 2)
+        ]
+        if named:
             layers.append(
-                base.mark_text(
+                alt.Chart(values_of(named))
+                .mark_text(
                     align="left", baseline="top", dx=4, dy=-14, fontSize=11, color=theme.MUTED
-                ).encode(x="x:Q", y=alt.value(0), text="phase:N")
+                )
+                .encode(x="x:Q", y=alt.value(0), text="phase:N")
             )
     events = [
         {"x": (run.begins_s[event.phase] + event.time_s) / 60}
