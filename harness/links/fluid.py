@@ -17,7 +17,10 @@ from dataclasses import dataclass
 
 from harness.links.fair_share import water_level
 from harness.links.flow import Flow, FlowOwner, Phase
+from harness.links.limits import UNLIMITED, FlowLimits, LinkState
 from harness.ports import LinkSignals
+
+__all__ = ["FlowLimits", "FluidLink", "LinkSample", "LinkState"]
 
 # Looked up several times an event; an enumeration's attributes are slow to find.
 _HELD, _IDLE, _PACED, _BACKLOG = Phase.HELD, Phase.IDLE, Phase.PACED, Phase.BACKLOG
@@ -30,38 +33,6 @@ _FITS = 1.0 + 1e-12
 _NO_BYTES = 0.01
 #: Utilisation from which the link's verdict is busy.
 _BUSY = 0.5
-#: Mathis et al. 1997: rate <= C x MSS / (RTT x sqrt(loss)), C = sqrt(3/2).
-_MATHIS = 1.224744871391589
-
-
-@dataclass(frozen=True, slots=True)
-class LinkState:
-    """What the link can do from `at_s` (seconds after it came up) on: payload bits/s, seconds."""
-
-    at_s: float
-    rate_bps: float
-    delay_s: float = 0.0
-    rtt_s: float = 0.0
-    loss: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class FlowLimits:
-    """What bounds one flow whatever the others do.
-
-    `window_bytes` is the sum of the send windows of its connections; `interface_bps` the sender's
-    own interface; `segment_bytes` and `connections` enter the bound that loss puts on TCP.
-    `stall_s`: with the link down for so long, flows fail.
-    """
-
-    window_bytes: float = float("inf")
-    interface_bps: float = float("inf")
-    connections: int = 4
-    segment_bytes: int = 1448
-    stall_s: float = 30.0
-
-
-UNLIMITED = FlowLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,17 +179,10 @@ class FluidLink:
         self._delay_s = state.delay_s
         self._rtt_s = state.rtt_s
         self._loss = state.loss
-        limits = self._limits
-        cap = min(limits.interface_bps / 8, self._rate)
-        if state.rtt_s > 0.0:
-            cap = min(cap, limits.window_bytes / state.rtt_s)
-            if state.loss > 0.0:
-                one = _MATHIS * limits.segment_bytes / (state.rtt_s * state.loss**0.5)
-                cap = min(cap, one * limits.connections)
-        self._flow_cap = cap
+        self._flow_cap = self._limits.flow_cap(state)
         if self._rate == 0.0:
             self._down_since_s = self._loop.time()
-            self._loop.call_later(limits.stall_s, self._fail_if_down, self._down_since_s)
+            self._loop.call_later(self._limits.stall_s, self._fail_if_down, self._down_since_s)
 
     def _fail_if_down(self, since_s: float) -> None:
         if self._rate == 0.0 and self._down_since_s == since_s:
