@@ -17,7 +17,7 @@ from harness.load.driver import Driver
 from harness.load.flight import Flight
 from harness.load.monitor import core_wait_s
 from harness.load.pool import Origin, Pool, _Connection
-from harness.load.schedule import OpenSchedule
+from harness.load.schedule import OpenSchedule, Turn
 from results.records import Status
 
 
@@ -104,22 +104,40 @@ def test_a_due_send_goes_before_the_next_read(run: Any) -> None:
         assert each.sent_s is not None and each.sent_s >= each.scheduled_s
 
 
+class Held(OpenSchedule):
+    """All but the first request are due only once `held` is false."""
+
+    held = True
+
+    def peek(self) -> Turn | None:
+        turn = super().peek()
+        if turn is not None and turn.request.id and self.held:
+            return Turn(1e6, turn.request)
+        return turn
+
+
 def test_between_two_reads_one_request_is_sent() -> None:
     """However many are due, answers go on being read."""
 
     async def main() -> list[str]:
         due = Due()
-        target = Reader(due, reads=5)
+        schedule = Held(make_request(k) for k in range(20))
+
+        class Releasing(Reader):
+            def _batch(self) -> None:
+                schedule.held = False
+                due.at_s = 0.0
+                super()._batch()
+
+        target = Releasing(due, reads=5)
         driver = Driver(target, lambda flight: None, due=due)  # type: ignore[arg-type]
-        requests = (make_request(k, 0.0 if k == 0 else 0.001) for k in range(20))
-        loop = asyncio.get_running_loop()
-        await driver.run(OpenSchedule(requests), "load", loop.time())
+        await driver.run(schedule, "load", asyncio.get_running_loop().time())
         return target.order
 
     order = realtime.run(main())
     begun = order.index("read")
-    assert order[begun : begun + 9] == [
-        *("read", "send 1", "read", "send 2", "read", "send 3", "read", "send 4", "read"),
+    assert order[: begun + 9] == [
+        *("send 0", "read", "send 1", "read", "send 2", "read", "send 3", "read", "send 4", "read"),
     ]
     assert len(order) == 25
 
