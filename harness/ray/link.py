@@ -16,7 +16,8 @@ from harness.ports import LinkSignals
 
 
 class DirectLink:
-    """One direction (harness.ports.Link). `total_bytes` reads the payload sent; call `sample` often."""
+    """One direction (harness.ports.Link). `total_bytes` reads the payload that was sent; call
+    `sample` often."""
 
     def __init__(
         self,

@@ -144,7 +144,7 @@ async def _serve_securely(experiment, configuration, options, folder):
     try:
         policy = make_policy("naive", 0.0, {})
         router = Router(policy, fleet.view, fleet.instances, fleet.links, RetryRules())
-        phase = Phase("run", 0.4, 0.0, 4.0 * fleet.scale.time_scale)
+        phase = Phase("run", 0.4, 0.0, 20.0 * fleet.scale.time_scale)
         requests = list(islice(phase_requests(experiment, phase, fleet.scale), 8))
         records = []
         await replay(requests, router.serve, records.append, origin_s=loop.time(), drain_s=60.0)
