@@ -16,7 +16,7 @@ from rich.table import Table
 
 from harness.errors import BadInput, ExitCode
 from harness.experiment import load_experiment, parse_override
-from harness.planner.charts import check_suffix, save_chart, text_chart
+from harness.planner.charts import check_chart, save_chart, text_chart
 from harness.planner.cost import Prices
 from harness.planner.experiment import arrival_cv, deployment_of
 from harness.planner.link import LinkModel
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
         raise BadInput("give an experiment (e.g. `prfaas plan paper`) or --trace FILE, not both")
     _check(options)
     for path in options.chart:
-        check_suffix(path)
+        check_chart(path)
     reading = Reading(options.reading)
     cv = 1.0
     if options.trace is None:

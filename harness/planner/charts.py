@@ -18,16 +18,19 @@ DECODE = "decode full: Theta_pd_d"
 PREFILL_BOTH = "prefill of both clusters"
 
 
-def check_suffix(path: Path) -> None:
+def check_chart(path: Path) -> None:
+    """Raises BadInput where `save_chart` could not write."""
     if path.suffix not in SUFFIXES:
         raise BadInput(f"--chart {path}: needs a name that ends in {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise BadInput(f"--chart {path}: there is no folder {path.parent}; make it first")
 
 
 def save_chart(
     path: Path, curves: Sequence[CurvePoint], splits: Sequence[SplitPoint], title: str
 ) -> None:
-    """Writes both panels to `path`, by its suffix. Raises BadInput for another suffix."""
-    check_suffix(path)
+    """Writes both panels to `path`, by its suffix. Raises BadInput as `check_chart`."""
+    check_chart(path)
     chart = _figure(curves, splits, title)
     if path.suffix == ".html":
         chart.save(str(path), inline=True)

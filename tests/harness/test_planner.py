@@ -356,6 +356,7 @@ def test_plan_for_a_trace_with_prices(capsys, tmp_path):
     [
         (["plan"], "give an experiment"),
         (["plan", "paper", "--chart", "x.gif"], "needs a name that ends in"),
+        (["plan", "paper", "--chart", "no-such-folder/x.svg"], "there is no folder"),
         (["plan", "paper", "--load", "2"], "--load 2: must lie between 0 and 1"),
         (["plan", "--trace", "/nowhere"], "no such file"),
         (["plan", "paper", "--set", "profiles.pd=1t-h200"], "local cluster must decode"),
