@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from results.records import TokenRun
 from results.schemas import ALTERNATIVES, GAPS, RUNS
 
 Column = Sequence[Any]
@@ -27,10 +26,11 @@ def to_us(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def times(values: Column) -> pa.Array:
     """Seconds, or None, to int64 microseconds."""
-    try:
-        seconds = np.fromiter(values, np.float64, len(values))
-    except TypeError:  # some are None
-        seconds = np.array(values, dtype=np.float64)
+    return times_of(np.array(values, dtype=np.float64))
+
+
+def times_of(seconds: NDArray[np.float64]) -> pa.Array:
+    """Seconds to int64 microseconds; NaN is null."""
     missing = np.isnan(seconds)
     if missing.any():
         return pa.array(to_us(np.where(missing, 0.0, seconds)), mask=missing)
@@ -109,33 +109,33 @@ def alternatives(values: Column) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pairs).cast(ALTERNATIVES)
 
 
-def token_columns(every: Sequence[Sequence[TokenRun]]) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """The `timing`, `runs` and `gaps_us` columns of tokens.parquet from the runs of each record.
+def token_columns(
+    per_record: NDArray[np.int64], flat: NDArray[np.float64]
+) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """The `timing`, `runs` and `gaps_us` columns of tokens.parquet from how many runs each record
+    has, and the (time_s, step_s, count) of all runs as rows.
 
     A record is kept as runs when these are at most half as many as its tokens, else as gaps. Both
     are exact to the microsecond at the ends of every run, whatever its length.
     """
-    per_record = np.fromiter(map(len, every), np.int64, len(every))
-    total = int(per_record.sum())
-    flat = np.fromiter(chain.from_iterable(chain.from_iterable(every)), np.float64, 3 * total)
-    flat = flat.reshape(total, 3)
+    records, total = len(per_record), len(flat)
     count = flat[:, 2].astype(np.int64)
     start_us = to_us(flat[:, 0])
     end_us = to_us(flat[:, 0] + flat[:, 1] * (count - 1))
     span_us = end_us - start_us
 
-    owner = np.repeat(np.arange(len(every)), per_record)
+    owner = np.repeat(np.arange(records), per_record)
     is_first = np.ones(total, np.bool_)
     is_first[1:] = owner[1:] != owner[:-1]
     gap_us = np.zeros(total, np.int64)
     gap_us[1:] = start_us[1:] - end_us[:-1]
     gap_us[is_first] = 0
 
-    tokens = np.bincount(owner, weights=count, minlength=len(every)).astype(np.int64)
-    longest = np.zeros(len(every), np.int64)
+    tokens = np.bincount(owner, weights=count, minlength=records).astype(np.int64)
+    longest = np.zeros(records, np.int64)
     np.maximum.at(longest, owner, np.maximum(gap_us, span_us))
     as_gaps = (2 * per_record > tokens) & (longest <= _INT32_LIMIT) & (per_record > 0)
-    chunked = np.bincount(owner, weights=(span_us == 0) & (count > 1), minlength=len(every)) > 0
+    chunked = np.bincount(owner, weights=(span_us == 0) & (count > 1), minlength=records) > 0
 
     timing = np.where(per_record == 0, 3, np.where(chunked, 2, np.where(as_gaps, 1, 0)))
     as_gaps_run = as_gaps[owner]
