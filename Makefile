@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench bench-paper bench-speed bench-capacity bench-engine bench-gpu bench-transport bench-load bench-peers bench-recording bench-nightly \
+.PHONY: help install bench bench-paper bench-speed bench-capacity bench-engine bench-gpu bench-transport bench-load bench-peers bench-scale-out bench-recording bench-nightly \
         plan ablate routing studies fidelity test test-netem test-kernels test-oracle test-ray test-peers chaos lint format clean
 
 help:  ## list the targets
@@ -54,6 +54,10 @@ bench-load: $(STAMP)  ## the load generator's ceiling against a bundled stub ser
 
 bench-peers: $(STAMP)  ## the load generator beside AIPerf and guidellm, each in its own environment
 	$(BIN)/python -m benchmarks.peers_load
+
+bench-scale-out: $(STAMP)  ## the comparison on a three-node Ray cluster here, and with a node removed
+	$(BIN)/python -m pip install --quiet --editable '.[ray]'
+	$(BIN)/python -m benchmarks.scale_out
 
 bench-recording: $(STAMP)  ## the share of a simulated run's CPU time that recording takes
 	$(BIN)/python benchmarks/recording.py
