@@ -48,7 +48,7 @@ examples:
   prfaas link show                                      what is up, whose, and what it carried
   prfaas link probe TOKEN --check                       exit 6 if it misses its specification
   prfaas link follow                                    an hour of steps, a sine and two outages
-  prfaas link follow --spec experiment.toml --seconds 60 --out DIR   its schedule; links.parquet
+  prfaas link follow --spec experiment.toml --seconds 60   its schedule under load
   prfaas link down TOKEN                                remove one (else all made by `up`)
 Rates count Ethernet frames: TCP payload gets 0.956 of them at a 1500-byte MTU.
 """
@@ -232,9 +232,11 @@ def _follow(options: argparse.Namespace) -> int:
         options.spec = HOUR
     spec = _given_spec(options)
     assert spec is not None
-    seconds = options.seconds or (HOUR_S if shipped else None)
-    if seconds is None or seconds <= 0:
+    seconds = HOUR_S if shipped and options.seconds is None else options.seconds
+    if seconds is None:
         raise BadInput("link follow: --seconds says how much of --spec's schedule to run")
+    if seconds <= 0:
+        raise BadInput(f"link follow: --seconds {seconds:g} must be above 0")
     if options.time_scale <= 0:
         raise BadInput(f"link follow: --time-scale {options.time_scale:g} must be above 0")
     if options.out and options.out.exists() and any(options.out.iterdir()):

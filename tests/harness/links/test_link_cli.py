@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.link import HOUR
 from harness.cli.main import main
 from harness.errors import ExitCode
 from harness.links.state import all_states, find_state
@@ -128,3 +129,20 @@ def test_doctor_describes_the_host(capsys) -> None:
     assert main(["doctor"]) == ExitCode.OK
     text = capsys.readouterr().out
     assert "link       relay  yes" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seconds", "0"], "--seconds 0 must be above 0"),
+        (["--time-scale", "0"], "--time-scale 0 must be above 0"),
+        (["--spec", "HOUR"], "--seconds says how much"),
+        (["--out", "FULL"], "is not empty"),
+    ],
+)
+def test_bad_follow_options_are_one_line(words: list[str], message: str, tmp_path, capsys) -> None:
+    (tmp_path / "something").touch()
+    places = {"HOUR": str(HOUR), "FULL": str(tmp_path)}
+    command = ["link", "follow", *(places.get(word, word) for word in words)]
+    assert main(command) == ExitCode.USAGE
+    assert message in capsys.readouterr().err
