@@ -110,11 +110,10 @@ class Incoming:
     reason: Reason = field(default_factory=lambda: Reason(""))
     since_s: float = 0.0
 
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """How a transfer ended, kept to answer frames that come again."""
-
-    key: Key
-    answer: Type
-    reason: Reason
+    def have(self) -> bytes:
+        """Bitmap of the chunks that are here (bit n of byte n // 8)."""
+        bitmap = bytearray(-(-self.plan.count // 8))
+        for number, state in enumerate(self.chunks):
+            if state == HERE:
+                bitmap[number >> 3] |= 1 << (number & 7)
+        return bytes(bitmap)

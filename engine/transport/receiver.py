@@ -13,11 +13,12 @@ each DATA header a lane calls `begin_chunk`, fills the memory named, and calls `
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 
 from engine.transport.errors import FrameError
 from engine.transport.frames import Frame, Header, Type, control_frame
+from engine.transport.history import History, Past
 from engine.transport.incoming import (
     HERE,
     NOTHING,
@@ -28,7 +29,6 @@ from engine.transport.incoming import (
     Incoming,
     IncomingState,
     Offered,
-    Past,
     ReceiverEvent,
     Slot,
     Verified,
@@ -72,8 +72,7 @@ class Receiver:
         self._wire_size = wire_size
         self._identities: dict[int, str] = {}
         self._transfers: dict[Handle, Incoming] = {}
-        self._past: OrderedDict[Handle, Past] = OrderedDict()
-        self._newest: OrderedDict[str, int] = OrderedDict()
+        self._history = History(limits.remembered)
         self._acks: dict[Handle, list[int]] = {}
         self._unacked_bytes = 0
 
@@ -275,7 +274,7 @@ class Receiver:
         transfer = self._transfers.get(handle)
         if transfer is not None:
             return transfer.key
-        past = self._past.get(handle)
+        past = self._history.of(handle)
         return None if past is None else past.key
 
     def _renew(self, now: float, handle: Handle) -> None:
@@ -286,7 +285,7 @@ class Receiver:
     def _on_offer(self, now: float, handle: Handle, offer: Offer) -> None:
         source, id_ = handle
         key = offer.key
-        past = self._past.get(handle)
+        past = self._history.of(handle)
         if past is not None:
             self._emit(source, past.answer, id_, past.key.attempt, past.reason.encode())
             return
@@ -305,7 +304,7 @@ class Receiver:
             self.events.append(Denied(handle, key, manifest, identity, why_not))
             self._refuse_new(handle, key, Reason(why_not, retryable=False))
             return
-        if key.attempt < self._newest.get(key.request_id, 0):
+        if key.attempt < self._history.newest_attempt(key.request_id):
             self._refuse_new(handle, key, Reason("a later attempt exists", retryable=False))
             return
         if sum(h[0] == source for h in self._transfers) >= self._limits.max_transfers:
@@ -318,10 +317,7 @@ class Receiver:
                 and other.state is not IncomingState.ADMITTING
             ):
                 self._abort(other, Type.ABORTED, Reason("a later attempt was offered"))
-        self._newest[key.request_id] = key.attempt
-        self._newest.move_to_end(key.request_id)
-        while len(self._newest) > self._limits.remembered:
-            self._newest.popitem(last=False)
+        self._history.attempted(key)
         plan = ChunkPlan(manifest.regions, manifest.chunk_bytes)
         transfer = Incoming(
             handle, key, manifest, plan, identity, now + self._deadlines.give_up_s, since_s=now
@@ -330,16 +326,12 @@ class Receiver:
         self.events.append(Offered(handle, key, manifest, identity))
 
     def _send_grant(self, transfer: Incoming) -> None:
-        have = bytearray(-(-transfer.plan.count // 8))
-        for number, state in enumerate(transfer.chunks):
-            if state == HERE:
-                have[number >> 3] |= 1 << (number & 7)
         source, id_ = transfer.handle
-        body = Grant(self._limits.credit_bytes, bytes(have)).encode()
+        body = Grant(self._limits.credit_bytes, transfer.have()).encode()
         self._emit(source, Type.GRANT, id_, transfer.key.attempt, body)
 
     def _on_commit(self, now: float, handle: Handle, header: Header, commit: Commit) -> None:
-        past = self._past.get(handle)
+        past = self._history.of(handle)
         if past is not None:
             self._emit(handle[0], past.answer, handle[1], past.key.attempt, past.reason.encode())
             return
@@ -355,7 +347,7 @@ class Receiver:
         self._maybe_verify(now, transfer)
 
     def _on_cancel(self, now: float, handle: Handle, attempt: int) -> None:
-        past = self._past.get(handle)
+        past = self._history.of(handle)
         transfer = self._transfers.get(handle)
         if transfer is not None and transfer.state is not IncomingState.ADMITTING:
             if transfer.state is not IncomingState.ABORTING:
@@ -390,8 +382,7 @@ class Receiver:
         )
 
     def _refuse_new(self, handle: Handle, key: Key, reason: Reason) -> None:
-        self._past[handle] = Past(key, Type.REFUSE, reason)
-        self._trim()
+        self._history.ended(handle, Past(key, Type.REFUSE, reason))
         self._emit(handle[0], Type.REFUSE, handle[1], key.attempt, reason.encode())
 
     def _refuse_open(self, transfer: Incoming, reason: Reason, withdraw: bool = True) -> None:
@@ -426,9 +417,4 @@ class Receiver:
 
     def _remember(self, transfer: Incoming, answer: Type, reason: Reason) -> None:
         self._acks.pop(transfer.handle, None)
-        self._past[transfer.handle] = Past(transfer.key, answer, reason)
-        self._trim()
-
-    def _trim(self) -> None:
-        while len(self._past) > self._limits.remembered:
-            self._past.popitem(last=False)
+        self._history.ended(transfer.handle, Past(transfer.key, answer, reason))

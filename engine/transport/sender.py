@@ -85,20 +85,7 @@ class Sender:
         transfer = self._transfers.get(transfer_id)
         if transfer is None or transfer.state is OutgoingState.ENDING:
             return
-        before = transfer.available.get(region)
-        if before is None:
-            raise ValueError(f"{region} is not in the manifest")
-        after = before + size
-        if after > transfer.plan.size_of(region):
-            raise ValueError(
-                f"{region}: {after} bytes pushed of {transfer.plan.size_of(region)} in the manifest"
-            )
-        transfer.available[region] = after
-        transfer.unacked_bytes += size
-        known = transfer.plan.complete(region, before)
-        whole = transfer.plan.complete(region, after)
-        acked = transfer.acked
-        transfer.ready.extend(n for n in range(known.stop, whole.stop) if not acked[n])
+        transfer.push(region, size)
 
     def commit(self, now: float, transfer_id: int, first_token: int, meta: dict) -> None:
         """Everything is pushed. Raises ValueError where regions are short."""
@@ -159,26 +146,9 @@ class Sender:
         for transfer in self._transfers.values():
             if transfer.state is not OutgoingState.GRANTED:
                 continue
-            ready, in_flight, acked = transfer.ready, transfer.in_flight, transfer.acked
-            while ready and taken < most_bytes and len(tasks) < most_chunks:
-                number = ready[0]
-                if acked[number] or number in in_flight:
-                    ready.popleft()
-                    continue
-                region, index, start, size = transfer.plan.locate(number)
-                if (
-                    transfer.in_flight_bytes
-                    and transfer.in_flight_bytes + size > transfer.credit_bytes
-                ):
-                    break
-                ready.popleft()
-                in_flight[number] = lane
-                transfer.in_flight_bytes += size
-                transfer.readers += 1
-                taken += size
-                tasks.append(
-                    ChunkTask(transfer.id, transfer.key.attempt, number, region, index, start, size)
-                )
+            taken += transfer.take(lane, most_bytes - taken, most_chunks - len(tasks), tasks)
+            if taken >= most_bytes or len(tasks) >= most_chunks:
+                break
         if tasks:
             self._lane_progress.setdefault(lane, now)
         return tasks
@@ -199,12 +169,7 @@ class Sender:
         transfer.readers -= 1
         transfer.wire_bytes += wire_bytes
         if checksum is not None:
-            transfer.checksums[task.number] = checksum
-            if transfer.hashed[task.number]:
-                transfer.resent += 1
-            else:
-                transfer.hashed[task.number] = 1
-                transfer.hashed_count += 1
+            transfer.note_checksum(task.number, checksum)
             self._maybe_commit(transfer)
         self._maybe_release(now, transfer)
 
@@ -217,11 +182,7 @@ class Sender:
         """The lane's connection is gone; what it had under way is sent again by others."""
         self._lane_progress.pop(lane, None)
         for transfer in self._transfers.values():
-            mine = [n for n, owner in transfer.in_flight.items() if owner == lane]
-            for number in sorted(mine, reverse=True):
-                self._forget_flight(transfer, number)
-                if transfer.state is OutgoingState.GRANTED:
-                    transfer.ready.appendleft(number)
+            transfer.take_back([n for n, owner in transfer.in_flight.items() if owner == lane])
 
     # --- the control connection --------------------------------------------------------------
 
@@ -250,10 +211,7 @@ class Sender:
         self.connected = False
         self.outbox.clear()
         for transfer in self._transfers.values():
-            for number in sorted(transfer.in_flight, reverse=True):
-                self._forget_flight(transfer, number)
-                if transfer.state is OutgoingState.GRANTED:
-                    transfer.ready.appendleft(number)
+            transfer.take_back(list(transfer.in_flight))
 
     def fail_all(self, now: float, reason: str, retryable: bool, refused: bool = False) -> None:
         """The peer is lost or refuses this session: every transfer ends."""
@@ -391,39 +349,25 @@ class Sender:
         for number in range(min(transfer.plan.count, 8 * len(grant.have))):
             if grant.have[number >> 3] >> (number & 7) & 1:
                 self._acked(now, transfer, number)
-        # After a reconnect everything pushed, not acknowledged and not queued must go again.
-        queued = set(transfer.ready)
-        for region, available in transfer.available.items():
-            for number in transfer.plan.complete(region, available):
-                if (
-                    not transfer.acked[number]
-                    and number not in queued
-                    and number not in transfer.in_flight
-                ):
-                    transfer.ready.append(number)
+        transfer.queue_missing()
         if not transfer.granted_once:
             transfer.granted_once = True
             self.events.append(Granted(transfer.id, transfer.key))
         self._maybe_commit(transfer)
 
     def _acked(self, now: float, transfer: Outgoing, number: int) -> None:
-        if number >= transfer.plan.count or transfer.acked[number]:
-            return
         lane = transfer.in_flight.get(number)
-        if lane is not None:
-            self.lane_moved(now, lane)
-        self._forget_flight(transfer, number)
-        transfer.acked[number] = 1
-        transfer.acked_count += 1
-        transfer.unacked_bytes -= transfer.plan.locate(number)[3]
-        transfer.waiting_since_s = now
+        if transfer.acknowledge(number):
+            if lane is not None:
+                self.lane_moved(now, lane)
+            transfer.waiting_since_s = now
 
     def _send_again(self, transfer: Outgoing, number: int, damaged: bool) -> None:
         if number >= transfer.plan.count or transfer.acked[number]:
             return
         seen = transfer.corrupt.get(number, 0) + damaged
         transfer.corrupt[number] = seen
-        self._forget_flight(transfer, number)
+        transfer.land(number)
         if seen > self._limits.max_resends:
             region, index, _, _ = transfer.plan.locate(number)
             transfer.reason = f"chunk {index} of {region} arrived damaged {seen} times"
@@ -437,10 +381,6 @@ class Sender:
         transfer.ready.clear()
         if self.connected:
             self._emit(Type.CANCEL, transfer)
-
-    def _forget_flight(self, transfer: Outgoing, number: int) -> None:
-        if transfer.in_flight.pop(number, None) is not None:
-            transfer.in_flight_bytes -= transfer.plan.locate(number)[3]
 
     def _maybe_commit(self, transfer: Outgoing) -> None:
         """Commit goes out when every chunk was sent once: it then needs no extra round trip."""

@@ -17,6 +17,7 @@ from engine.cache.pool import HybridPool, Lease
 from engine.scheduler import Scheduler
 from engine.transport.inbound import Inbound
 from engine.transport.incoming import Handle
+from engine.transport.outgoing import Outgoing
 from engine.transport.receiver import Receiver
 from engine.transport.reservations import Reservations
 from engine.transport.sender import Sender
@@ -115,9 +116,9 @@ def _verify_early(original: Any, receiver: Receiver, now: float, transfer: Any) 
             original(receiver, now, transfer)
 
 
-def _leak_credit(original: Any, sender: Sender, transfer: Any, number: int) -> None:
+def _leak_credit(original: Any, transfer: Outgoing, number: int) -> None:
     before = transfer.in_flight_bytes
-    original(sender, transfer, number)
+    original(transfer, number)
     if number == 0:
         transfer.in_flight_bytes = before
 
@@ -207,7 +208,7 @@ PLANTED: dict[str, Plant] = {
         _instead(Sender, "on_disconnected", _keep_in_flight),
         _instead(Sender, "lane_down", _keep_in_lane),
     ),
-    "credit leaks": _instead(Sender, "_forget_flight", _leak_credit),
+    "credit leaks": _instead(Outgoing, "land", _leak_credit),
     "partial cache admitted": _instead(Receiver, "_maybe_verify", _verify_early),
     "lease never ends": _instead(Receiver, "tick", _no_lease_end),
     "memory freed under a writer": _instead(Receiver, "_maybe_release", _release_under_writers),

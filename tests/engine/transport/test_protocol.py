@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.transport.errors import FrameError
 from engine.transport.frames import Frame, Header, Type, control_frame
-from engine.transport.incoming import Past
+from engine.transport.history import Past
 from engine.transport.memory import Faults, Network
 from engine.transport.messages import (
     Commit,
@@ -419,7 +419,7 @@ def test_lease_ends_when_the_sender_forgets() -> None:
 
 def test_more_acknowledgements_than_a_frame_may_list() -> None:
     receiver = Receiver(22)
-    receiver._past[11, 1] = Past(Key("r"), Type.COMMITTED, Reason(""))
+    receiver._history.ended((11, 1), Past(Key("r"), Type.COMMITTED, Reason("")))
     receiver._acks[11, 1] = list(range(70_000))
     receiver.flush_acks()
     counts = [len(decode_numbers(frame.body)) for _, frame in receiver.outbox]
