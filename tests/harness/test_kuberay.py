@@ -17,7 +17,8 @@ yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[2]
 #: Fields of ray.io/v1, from KubeRay's API reference (docs/reference/api.md).
 CLUSTER = {
-    "authOptions", "autoscalerOptions", "enableInTreeAutoscaling", "gcsFaultToleranceOptions", "headGroupSpec",
+    "authOptions", "autoscalerOptions", "enableInTreeAutoscaling", "gcsFaultToleranceOptions",
+    "headGroupSpec",
     "headServiceAnnotations", "managedBy", "rayVersion", "suspend", "workerGroupSpecs",
 }  # fmt: skip
 HEAD = {"enableIngress", "headService", "rayStartParams", "serviceType", "template"}
