@@ -30,7 +30,7 @@ from engine.worker.options import WorkerOptions
 from engine.worker.prefixes import PrefixSent
 
 #: Cache events kept until they are fetched.
-KEPT_EVENTS = 65_536
+KEPT_EVENTS = 16_384
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,6 +220,8 @@ class _Soak:
         self._kept: dict[int, Request] = {}
         self._to_verify: asyncio.Queue[tuple[Request, list[int]]] = asyncio.Queue()
         self._names = [name for name in fleet.instances if name != ORACLE]
+        #: Whom a fault may end now.
+        self._victims = self._names
 
     # --- load --------------------------------------------------------------------------------
 
@@ -284,18 +286,26 @@ class _Soak:
     # --- faults ------------------------------------------------------------------------------
 
     async def inflict(self, until_s: float) -> None:
-        """One fault after the other; each has healed before the next begins."""
+        """One fault after the other; each has healed before the next begins.
+
+        Processes end in one half of the time only, every second worker in the first: each has a
+        life that is long enough to tell whether its memory is flat.
+        """
         loop = asyncio.get_running_loop()
         kinds = [self._kill, self._stop, self._cut, self._cancel]
+        half_s = (loop.time() + until_s) / 2
+        self._victims = self._names[::2]
         while loop.time() < until_s:
             await asyncio.sleep(self._dice.uniform(*CALM_S))
+            if loop.time() >= half_s and len(self._names) > 1:
+                self._victims = self._names[1::2]
             kind = self._dice.choice(kinds)
             name = kind.__name__.strip("_")
             self._report.faults[name] = self._report.faults.get(name, 0) + 1
             await kind()
 
     async def _kill(self) -> None:
-        name = self._dice.choice(self._names)
+        name = self._dice.choice(self._victims)
         self._say(f"kill {name}")
         with suppress(ProcessLookupError):
             os.kill(self._fleet.pid(name), signal.SIGKILL)
@@ -303,7 +313,7 @@ class _Soak:
         await self._recover(name)
 
     async def _stop(self) -> None:
-        name = self._dice.choice(self._names)
+        name = self._dice.choice(self._victims)
         pid = self._fleet.pid(name)
         self._say(f"stop {name}")
         os.kill(pid, signal.SIGSTOP)

@@ -2,7 +2,8 @@
 
 A process dies and is started again under its name many times, so growth is that within its lives:
 one line for all of them, each with a level of its own, over samples from which a life's start is
-left out. Memory is the heap alone; the arena of the caches is touched page by page and shared.
+left out. A short life does not count: what fills up once, buffers and tables with a bound, looks
+there like growth without end. Memory is the heap alone; the arena of the caches is touched page by page and shared.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from harness.chaos.processes import Held
 
 #: Left out of each life: imports, thread pools, caches and buffers that fill once.
 WARM_S = 90.0
-#: No verdict on less than so much time in warm lives.
+#: A life that was warm for less is no evidence about memory.
 LEAST_S = 240.0
 #: Growth from which memory is not flat, when it is beyond doubt.
 GROWTH_BYTES_PER_HOUR = 24 << 20
@@ -27,8 +28,8 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """`growth` and its standard error in bytes an hour; None where there is too little to say.
-    Heap and descriptors are (at the first warm sample, at the last); `cpu_s` of all lives."""
+    """`growth` and its standard error in bytes an hour, from lives of LEAST_S and more; None where
+    there is none. Heap and descriptors are (at the first warm sample, at the last); `cpu_s` of all lives."""
 
     process: str
     lives: int
@@ -94,13 +95,14 @@ class Holdings:
 
     def _trend(self, name: str, lives: list[_Life]) -> Trend:
         warm = [life.warm for life in lives if len(life.warm) > 1]
-        warm_s = sum(samples[-1][0] - samples[0][0] for samples in warm)
-        growth, error = _slope(warm) if warm_s >= LEAST_S else (None, None)
+        spans_s = [samples[-1][0] - samples[0][0] for samples in warm]
+        long = [samples for samples, span_s in zip(warm, spans_s, strict=True) if span_s >= LEAST_S]
+        growth, error = _slope(long) if long else (None, None)
         samples = [sample for each in warm for sample in each] or [(0.0, 0, 0)]
         return Trend(
             name,
             len(lives),
-            warm_s,
+            sum(spans_s),
             (samples[0][1], samples[-1][1]),
             None if growth is None else growth * 3600.0,
             None if error is None else error * 3600.0,
