@@ -3,7 +3,8 @@
 A process dies and is started again under its name many times, so growth is that within its lives:
 one line for all of them, each with a level of its own, over samples from which a life's start is
 left out. A short life does not count: what fills up once, buffers and tables with a bound, looks
-there like growth without end. Memory is the heap alone; the arena of the caches is touched page by page and shared.
+there like growth without end. Memory is the heap alone; the arena of the caches is touched page by
+page and shared.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ MIB = 2**20
 @dataclass(frozen=True, slots=True)
 class Trend:
     """`growth` and its standard error in bytes an hour, from lives of LEAST_S and more; None where
-    there is none. Heap and descriptors are (at the first warm sample, at the last); `cpu_s` of all lives."""
+    there is none. Heap and descriptors are (at the first warm sample, at the last); `cpu_s` of all
+    lives."""
 
     process: str
     lives: int
