@@ -1,7 +1,8 @@
 """One client process: sends its share of a run. Told what to do by lines of JSON on stdin.
 
 In comes {"start": {...}}, then {"phase": {...}} and {"go": origin_s} for each phase, {"stop": true}
-to send no more, and {"close": complete} at the end. Out go {"ready": model}, {"prepared": true},
+to send no more, and {"close": complete} at the end; the end of stdin is the end of the parent, and
+then what there is is written and the process ends. Out go {"ready": model}, {"prepared": true},
 {"progress": {...}} every second, {"done": {...}}, {"closed": true}, or {"error", "exit_code"}.
 Clock readings are CLOCK_MONOTONIC, which all processes of a host share.
 """
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import os
 import resource
 import signal
 import sys
@@ -20,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from engine.worker.lifeline import die_with_parent
 from harness.errors import ExitCode, NotReady
 from harness.load.alarm import Due
 from harness.load.driver import Driver
@@ -36,6 +39,8 @@ _PROGRESS_S = 1.0
 _FLUSH_S = 30.0
 _READY_RETRY_S = 1.0
 _SWITCH_S = 0.0001
+#: So long may the files take when the parent is gone.
+_LAST_S = 10
 
 
 _saying = threading.Lock()
@@ -161,7 +166,9 @@ class Client:
             await asyncio.to_thread(say, progress=progress)
 
 
-async def _commands(queue: asyncio.Queue[dict[str, Any]], clients: list[Client]) -> None:
+async def _commands(
+    queue: asyncio.Queue[dict[str, Any]], clients: list[Client], serving: asyncio.Task[Any]
+) -> None:
     """Lines of stdin; a stop is obeyed at once, and so is the end of the parent."""
     reader = asyncio.StreamReader(limit=64 << 20)
     loop = asyncio.get_running_loop()
@@ -172,20 +179,23 @@ async def _commands(queue: asyncio.Queue[dict[str, Any]], clients: list[Client])
             for client in clients:
                 if client.driver is not None:
                     client.driver.stop()
+                # Whoever stops may kill next; what the writer met is raised at the close.
+                with contextlib.suppress(Exception):
+                    client.recorder.flush()
         else:
             queue.put_nowait(message)
-    queue.put_nowait({"close": False})
-    for client in clients:
-        if client.driver is not None:
-            client.driver.stop()
+    serving.cancel()
 
 
 async def serve() -> None:
     clients: list[Client] = []
     queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    listening = asyncio.get_running_loop().create_task(_commands(queue, clients))
-    start = (await queue.get()).get("start")
-    if start is None:
+    serving = asyncio.current_task()
+    assert serving is not None
+    listening = asyncio.get_running_loop().create_task(_commands(queue, clients, serving))
+    try:
+        start = (await queue.get())["start"]
+    except asyncio.CancelledError:
         return
     client = Client(start)
     clients.append(client)
@@ -203,6 +213,9 @@ async def serve() -> None:
             elif "close" in message:
                 complete = bool(message["close"])
                 break
+    except asyncio.CancelledError:
+        # Nobody is left to hear of it.
+        return
     finally:
         await client.target.close()
         client.recorder.close(complete)
@@ -210,8 +223,23 @@ async def serve() -> None:
     say(closed=True)
 
 
-def main() -> int:
+def _tie_to_parent() -> None:
+    """Signals to the whole group are the parent's to act on. That it ended is a SIGTERM too, and
+    heard also by a loop that is too busy to read stdin: it has `_LAST_S` then.
+    """
+    parent = os.getppid()
+
+    def terminated(*_: object) -> None:
+        if os.getppid() != parent:
+            signal.alarm(_LAST_S)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, terminated)
+    die_with_parent(parent)
+
+
+def main() -> int:
+    _tie_to_parent()
     raise_open_files()
     # The loop waits at most so long for the interpreter while the recorder's thread has it.
     sys.setswitchinterval(_SWITCH_S)

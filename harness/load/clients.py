@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,15 @@ from harness.replay import ReplayCounts
 
 #: From the word to go until time 0: every process has it by then.
 _LEAD_S = 0.1
+#: Beyond its duration and its drain a phase may take its duration again, but at least so long.
+_GRACE_S = 60.0
+#: From the word to stop until the kill of clients that are overdue: they write what they have.
+_LAST_WORDS_S = 5.0
 _READ_LIMIT = 16 << 20
 
 
 class ClientFailed(CommandError):
-    """A client process ended with an error, or without a word."""
+    """A client process ended with an error, or without a word, or was killed."""
 
     def __init__(self, message: str, exit_code: ExitCode) -> None:
         super().__init__(message)
@@ -56,6 +60,16 @@ class PhaseDone:
     stopped: bool = False
 
 
+def longest_s(spec: LoadSpec, phase: PhaseSpec) -> float | None:
+    """How long `phase` can take, s; None where only its requests end it: a cap, or turns that wait
+    for others, put off what was due within the duration.
+    """
+    delayed = spec.max_concurrency is not None or spec.sessions == "closed"
+    if phase.duration_s is None or (delayed and not phase.closed):
+        return None
+    return phase.duration_s + spec.drain_s + max(_GRACE_S, phase.duration_s)
+
+
 class Clients:
     """The `spec.processes` client processes; each writes its rows to `directory(index)`."""
 
@@ -67,6 +81,9 @@ class Clients:
         self._meta = meta
         self._processes: list[asyncio.subprocess.Process] = []
         self._stopped = False
+        self._timer: asyncio.TimerHandle | None = None
+        #: Why the clients were killed; empty: they were not.
+        self.killed = ""
 
     async def start(self, ready_timeout_s: float) -> str:
         """Start all. Returns the model they will ask for. Raises ClientFailed."""
@@ -96,7 +113,10 @@ class Clients:
     async def phase(
         self, phase: PhaseSpec, on_progress: Callable[[Progress], None] = lambda progress: None
     ) -> PhaseDone:
-        """Run `phase` in all of them. Raises ClientFailed."""
+        """Run `phase` in all of them. Of clients that are killed it tells what they last said.
+
+        Raises ClientFailed.
+        """
         for process in self._processes:
             self._tell(process, phase=phase.model_dump(mode="json"))
         await asyncio.gather(*(self._hear(each, "prepared") for each in self._processes))
@@ -106,11 +126,21 @@ class Clients:
             self._tell(process, go=origin_s)
         if self._stopped:
             self.stop()
+        elif (limit_s := longest_s(self._spec, phase)) is not None:
+            self._kill_after(
+                limit_s,
+                f"a phase of {phase.duration_s:g} s had not ended after {limit_s:g} s",
+            )
         latest: dict[int, dict[str, Any]] = {}
 
         async def follow(index: int) -> dict[str, Any]:
             while True:
-                message = await self._hear(self._processes[index], "progress", "done")
+                try:
+                    message = await self._hear(self._processes[index], "progress", "done")
+                except ClientFailed:
+                    if not self.killed:
+                        raise
+                    return latest.get(index) or _NOTHING
                 if "done" in message:
                     done: dict[str, Any] = message["done"]
                     return done
@@ -122,21 +152,48 @@ class Clients:
                     gc.collect(1)
 
         ended = await asyncio.gather(*(follow(at) for at in range(len(self._processes))))
+        self._disarm()
         return PhaseDone(
             counts=_counts(ended),
-            clients=[ClientHealth(**each["health"]) for each in ended],
+            clients=[ClientHealth(**each["health"]) for each in ended if "health" in each],
             tally=_tally(ended),
             failures=_failures(ended),
-            max_rss_bytes=[each["max_rss_bytes"] for each in ended],
+            max_rss_bytes=[each["max_rss_bytes"] for each in ended if "max_rss_bytes" in each],
             wall_anchor=wall_anchor,
             stopped=self._stopped,
         )
 
     def stop(self) -> None:
-        """No client sends anything more, in this phase or a later one; what is under way ends."""
+        """No client sends anything more, in this phase or a later one; what is under way ends, or
+        is ended with its client when the drain is long over.
+        """
         self._stopped = True
         for process in self._processes:
             self._tell(process, stop=True)
+        limit_s = self._spec.drain_s + _GRACE_S
+        self._kill_after(limit_s, f"they were not done {limit_s:g} s after the stop")
+
+    def kill(self, reason: str) -> None:
+        """End all at once. What they have not written is lost."""
+        self.killed = self.killed or f"the clients were killed: {reason}"
+        self._disarm()
+        for process in self._processes:
+            if process.returncode is None:
+                process.kill()
+
+    def _kill_after(self, delay_s: float, reason: str) -> None:
+        self._disarm()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._overdue, reason)
+
+    def _overdue(self, reason: str) -> None:
+        for process in self._processes:
+            self._tell(process, stop=True)
+        self._timer = asyncio.get_running_loop().call_later(_LAST_WORDS_S, self.kill, reason)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def close(self, complete: bool) -> None:
         """End all; their files are whole then. Raises ClientFailed."""
@@ -147,6 +204,7 @@ class Clients:
 
     async def abandon(self) -> None:
         """End those that still run, whatever they do. Idempotent."""
+        self._disarm()
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()
@@ -170,12 +228,24 @@ class Clients:
             line = await process.stdout.readline()
             if not line:
                 code = await process.wait()
+                if self.killed:
+                    raise ClientFailed(
+                        f"{self.killed}, before anything was measured", ExitCode.INTERRUPTED
+                    )
                 raise ClientFailed(f"a client process ended with code {code}", ExitCode.BUG)
             message: dict[str, Any] = json.loads(line)
             if "error" in message:
                 raise ClientFailed(message["error"], ExitCode(message["exit_code"]))
             if any(name in message for name in wanted):
                 return message
+
+
+#: Of a client that was killed before it said anything.
+_NOTHING: dict[str, Any] = {
+    "counts": asdict(ReplayCounts()),
+    "tally": Tally().encode(),
+    "failures": {},
+}
 
 
 def _joined(elapsed_s: float, parts: list[dict[str, Any]]) -> Progress:

@@ -98,7 +98,9 @@ class Driver:
         try:
             self._send_due()
             await self._all_sent
-            for turn in schedule.rest() if self._stopping else ():
+            # A closed loop that only the clock ends has no end to its requests.
+            counted = self._stopping and self._until_s == math.inf
+            for turn in schedule.rest() if counted else ():
                 counts.offered += 1
                 self._unsent(Flight(turn.request, phase, origin_s, origin_s + turn.due_s))
                 if counts.unsent % 1024 == 0:

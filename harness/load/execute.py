@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.errors import ExitCode
 from harness.host import commit, facts
-from harness.load.clients import Clients, PhaseDone, Progress
+from harness.load.clients import ClientFailed, Clients, PhaseDone, Progress
 from harness.load.figures import PhaseFigures, over_repeats, phase_figures, remarks
 from harness.load.merge import merge
 from harness.load.recording import Tally
@@ -29,6 +29,9 @@ from results.rundir import Identity, RunDir, create
 from results.schemas import with_metadata
 from results.summary import ConfigurationSummary, Measured, RunSummary
 from workloads.spec import notes
+
+#: Interrupts within so long are one: `timeout` signals its child and then its group.
+_ONE_INTERRUPT_S = 0.5
 
 OnProgress = Callable[[str, Progress], None]
 
@@ -54,7 +57,12 @@ class _Run:
     model: str = ""
     done: dict[str, PhaseDone] = field(default_factory=dict)
     limits: dict[str, list[str]] = field(default_factory=dict)
-    interrupted: bool = False
+    interrupted_s: float | None = None
+    killed: str = ""
+
+    @property
+    def interrupted(self) -> bool:
+        return self.interrupted_s is not None
 
 
 def execute(
@@ -93,7 +101,9 @@ def execute(
             run_directory.close(complete=False)
             shutil.rmtree(path)
         raise
-    complete = not run.interrupted and all(each.counts.unsent == 0 for each in run.done.values())
+    complete = not (run.interrupted or run.killed) and all(
+        each.counts.unsent == 0 for each in run.done.values()
+    )
     merge([path / f"client-{k}" for k in range(spec.processes)], path, meta, complete)
     for table in ("links", "instances", "decisions"):
         # Rows of what only our own fleets have; readers expect the files.
@@ -118,8 +128,12 @@ async def _phases(
     loop = asyncio.get_running_loop()
 
     def interrupt() -> None:
-        run.interrupted = True
-        clients.stop()
+        now_s = time.monotonic()
+        if run.interrupted_s is None:
+            run.interrupted_s = now_s
+            clients.stop()
+        elif now_s - run.interrupted_s > _ONE_INTERRUPT_S:
+            clients.kill("interrupted twice")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupt)
@@ -131,12 +145,16 @@ async def _phases(
             await _search(spec, clients, run_directory, run, search, on_progress)
         else:
             for index in range(spec.repeats):
-                if run.interrupted:
+                if run.interrupted or clients.killed:
                     break
                 name = "load" if spec.repeats == 1 else f"load-{index + 1}"
                 await _phase(spec, clients, run_directory, run, name, index, None, on_progress)
         await clients.close(complete=not run.interrupted)
+    except ClientFailed:
+        if not clients.killed or not run.done:
+            raise
     finally:
+        run.killed = clients.killed
         await clients.abandon()
 
 
@@ -187,7 +205,7 @@ async def _search(
         name = f"search-{index + 1}"
         done = await _phase(spec, clients, run_directory, run, name, index, rate, on_progress)
         index += 1
-        if run.interrupted:
+        if run.interrupted or clients.killed:
             break
         limited = bool(run.limits[name])
         search.record(Trial(rate, done.counts.offered, done.tally.met_slo, limited, name))
@@ -234,6 +252,8 @@ def _summarised(
     exit_code, verdict = ExitCode.OK, "ok"
     if run.interrupted:
         exit_code, verdict = ExitCode.INTERRUPTED, "interrupted"
+    elif run.killed:
+        exit_code, verdict = ExitCode.INCOMPLETE, f"incomplete: {run.killed}"
     elif counts.unsent or not complete:
         exit_code, verdict = ExitCode.INCOMPLETE, f"incomplete: {counts.unsent} unsent"
     elif limits:
@@ -259,6 +279,8 @@ def _summarised(
         phases=tuple(kept + [each.steady for each in phases if each.steady is not None]),
     )
     warnings = [*notes(spec.workload, spec.arrivals), *remarks(spec, phases)]
+    if run.killed:
+        warnings.append(f"{run.killed}; requests of their last seconds may be missing")
     made = RunSummary(
         spec.name,
         "live",

@@ -175,7 +175,7 @@ def over_repeats(name: str, phases: Sequence[PhaseSummary]) -> PhaseSummary:
     def joined(figures: Sequence[Measured]) -> Measured:
         values = [each.raw for each in figures if each.raw is not None]
         # A figure that some repeat does not have is not a mean over the repeats.
-        if len(values) < len(figures):
+        if not values or len(values) < len(figures):
             return Measured(n=sum(each.n for each in figures))
         mean = float(np.mean(values))
         low, high = metrics.interval(values) or (None, None)
