@@ -7,6 +7,7 @@ every process, and a partial block is a prefix of its whole. What no block id co
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import numpy as np
@@ -17,6 +18,10 @@ from workloads.request import Request
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+#: Memory of a prompt while it is made, bytes a token: its stream, temporaries and text.
+_TOKEN_BYTES = 64
+#: Shorter prompts fit every machine, and are not worth asking it.
+_LONG_TOKENS = 1 << 22
 _BLOCK_DOMAIN, _UNIQUE_DOMAIN = 1, 2
 
 
@@ -54,16 +59,32 @@ def _stream(keys: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
     return _mix(keys[:, None] + steps)
 
 
+def _check_fits(tokens: int) -> None:
+    """Raises InputError where a prompt of so many tokens does not fit the machine's memory."""
+    needed = tokens * _TOKEN_BYTES
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > whole:
+        raise InputError(
+            f"input_tokens: a prompt of {tokens} tokens takes about {needed / 1e9:.0f} GB to make, "
+            f"this machine has {whole / 1e9:.0f} GB of memory; make prompts shorter"
+        )
+
+
 def prompt_tokens(
     request: Request, vocab_size: int, seed: int, *, first_id: int = 0, worker: int = 0
 ) -> NDArray[np.int32]:
-    """The prompt of `request`: [input_tokens] int32 ids from `first_id` to `vocab_size` - 1."""
+    """The prompt of `request`: [input_tokens] int32 ids from `first_id` to `vocab_size` - 1.
+
+    Raises InputError where there is no id to choose, or no memory for so many.
+    """
     span = vocab_size - first_id
     if first_id < 0 or span < 2:
         raise InputError(
             f"vocab_size: found {vocab_size} with first_id {first_id}, needs two ids or more"
         )
     total = request.input_tokens
+    if total > _LONG_TOKENS:
+        _check_fits(total)
     covered = min(total, len(request.block_ids) * request.block_tokens)
     parts = []
     if covered:

@@ -15,6 +15,7 @@ from harness.load.search import Search
 from harness.load.spec import LoadSpec
 from harness.targets.base import Api, Kind, TargetSpec
 from workloads.spec import parse_arrivals, parse_workload
+from workloads.traces.rows import MOST_TOKENS
 
 _APIS = {
     "completions": Api.COMPLETIONS,
@@ -25,6 +26,9 @@ _APIS = {
 }
 _SLO_NAMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "e2el": "e2e_s"}
 _WORKLOADS = ("fixed", "lognormal", "sessions", "documents", "drift")
+
+#: A prompt is drawn from two ids or more.
+_LEAST_VOCAB = 2
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +90,7 @@ def _target(group: Any) -> None:
         help="the body's name for the answer's limit (max_tokens; chat: max_completion_tokens)",
     )  # fmt: skip
     group.add_argument(
-        "--prompt-vocab", type=int, default=0, metavar="N",
+        "--prompt-vocab", type=int, default=None, metavar="N",
         help="prompts as token ids below N instead of words (completions only)",
     )  # fmt: skip
     group.add_argument(
@@ -190,7 +194,11 @@ def load_spec(options: argparse.Namespace) -> LoadSpec:
     if arrivals["process"] == "trace" and options.request_rate is not None:
         arrivals["process"] = "poisson"
     unbounded = not trace and options.duration is None
-    count = options.num_prompts if options.num_prompts or not unbounded else 1000
+    count = _at_least("--num-prompts", options.num_prompts, 1)
+    if count is None and unbounded:
+        count = 1000
+    if options.min_goodput is not None and not 0 <= options.min_goodput <= 1:
+        raise BadInput(f"--min-goodput {options.min_goodput:g}: needs a share of 0 to 1")
     made = {
         "target": _target_spec(options),
         "workload": parse_workload(_workload_table(options)),
@@ -213,6 +221,13 @@ def load_spec(options: argparse.Namespace) -> LoadSpec:
     spec = _validated(LoadSpec, made)
     _check(options, spec)
     return spec
+
+
+def _at_least(flag: str, value: int | None, least: int, most: int | None = None) -> int | None:
+    if value is not None and (value < least or (most is not None and value > most)):
+        end = f", at most {most}" if most is not None else ""
+        raise BadInput(f"{flag} {value}: needs at least {least}{end}")
+    return value
 
 
 def search_of(options: argparse.Namespace, spec: LoadSpec) -> Search | None:
@@ -278,6 +293,9 @@ def _target_spec(options: argparse.Namespace) -> TargetSpec:
         if not mark or not name.strip():
             raise BadInput("--header: needs NAME: VALUE")
         headers[name.strip()] = value.strip()
+    if options.temperature is not None and not 0 <= options.temperature < math.inf:
+        raise BadInput(f"--temperature {options.temperature:g}: needs a number of at least 0")
+    vocab = _at_least("--prompt-vocab", options.prompt_vocab, _LEAST_VOCAB)
     made: dict[str, Any] = {
         "kind": options.target,
         "api": _APIS[options.backend],
@@ -290,7 +308,7 @@ def _target_spec(options: argparse.Namespace) -> TargetSpec:
         "stream": options.stream,
         "ignore_eos": options.ignore_eos,
         "temperature": options.temperature,
-        "prompt_vocab": options.prompt_vocab,
+        "prompt_vocab": vocab or 0,
         "max_tokens_field": options.max_tokens_field,
         "extra_body": body,
         "headers": headers,
@@ -318,10 +336,12 @@ def _workload_table(options: argparse.Namespace) -> dict[str, Any]:
     kind = options.workload
     table: dict[str, Any] = {"kind": kind}
     if kind == "fixed":
-        table["input_tokens"] = options.input_len or 1024
+        prompt = _at_least("--input-len", options.input_len, 1, MOST_TOKENS)
+        table["input_tokens"] = 1024 if prompt is None else prompt
     elif options.input_len is not None:
         raise BadInput(f"--input-len: the {kind} workload draws its lengths; use --set")
-    table["output_tokens"] = options.output_len or 128
+    answer = _at_least("--output-len", options.output_len, 1, MOST_TOKENS)
+    table["output_tokens"] = 128 if answer is None else answer
     return table | fields
 
 
@@ -335,10 +355,15 @@ def _arrivals(options: argparse.Namespace, trace: bool) -> dict[str, Any]:
         start, end = options.ramp_up_start_rps, options.ramp_up_end_rps
         if start is None or end is None:
             raise BadInput("--ramp-up-strategy: needs --ramp-up-start-rps and --ramp-up-end-rps")
-        over_s = options.ramp_up_duration or options.duration
+        if not 0 <= start < math.inf or not 0 < end < math.inf:
+            raise BadInput("--ramp-up-start-rps, --ramp-up-end-rps: need rates, the end above 0")
+        over_s = options.ramp_up_duration
+        if over_s is None:
+            over_s = options.duration
         if over_s is None:
             # As long as the requests take at the mean of the two rates.
-            over_s = (options.num_prompts or 1000) / ((start + end) / 2)
+            count = 1000 if options.num_prompts is None else options.num_prompts
+            over_s = count / ((start + end) / 2)
         rate = options.request_rate
         whole = end if rate is None or math.isinf(rate) else rate
         table["shape"] = {

@@ -29,6 +29,13 @@ def test_shape_type_and_range():
     assert (found.min(), found.max()) == (5, VOCAB - 1)
 
 
+def test_a_prompt_that_fits_no_memory_is_refused(monkeypatch):
+    sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 22}
+    monkeypatch.setattr("workloads.prompts.os.sysconf", sizes.get)
+    with pytest.raises(InputError, match=r"2147483647 tokens takes about 137 GB"):
+        prompt(2**31 - 1)
+
+
 def test_content_depends_on_the_block_id_only():
     a = prompt(24, (7, 8, 9), 8, number=1)
     b = prompt(24, (7, 8, 4), 8, number=2, worker=3)

@@ -178,6 +178,67 @@ def test_ctrl_c_drains_and_keeps_what_there_is(
     assert "interrupted" in out
 
 
+def under_way(out: Path, url: str, *options: str) -> subprocess.Popen[str]:
+    """A load that has sent requests."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", "load", "--out", str(out), "--base-url", url,
+         "--max-concurrency", "4", "--duration", "600", *FAST[:2], *options],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert "in flight" in process.stderr.readline()
+    return process
+
+
+def test_a_stopped_closed_loop_ends_although_its_requests_do_not(
+    tmp_path: Path, stub_url: Callable[..., str]
+) -> None:
+    """As by `timeout -s INT`, which signals twice within milliseconds."""
+    process = under_way(tmp_path, stub_url("--ttft-ms", "1500"), "--output-len", "4")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    counts = phase(only_run(tmp_path))["counts"]
+    assert counts["offered"] == counts["succeeded"] > 0
+    assert "killed" not in out
+
+
+def test_a_second_interrupt_kills_the_clients_and_keeps_what_there_is(
+    tmp_path: Path, stub_url: Callable[..., str]
+) -> None:
+    url = stub_url("--ttft-ms", "10", "--itl-ms", "100000")
+    process = under_way(tmp_path, url, "--output-len", "2")
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "the clients were killed: interrupted twice" in out
+    run = only_run(tmp_path)
+    assert summary(run)["verdict"] == "interrupted"
+    assert not (run / "complete").exists() and not (run / "client-0").exists()
+    assert pq.read_metadata(run / "requests.parquet").num_rows == 0
+
+
+def test_clients_that_are_overdue_are_killed_and_make_the_run_incomplete(
+    tmp_path: Path,
+    stub_url: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("harness.load.clients.longest_s", lambda spec, phase: 2.0)
+    monkeypatch.setattr("harness.load.clients._LAST_WORDS_S", 1.0)
+    url = stub_url("--ttft-ms", "10", "--itl-ms", "100000")
+    code = load(tmp_path, "--url", url, "--concurrency", "4", "--duration", "600", *FAST)
+    assert code == 4
+    run = only_run(tmp_path)
+    assert not (run / "complete").exists()
+    said = "the clients were killed: a phase of 600 s had not ended after 2 s"
+    assert summary(run)["verdict"] == f"incomplete: {said}"
+    assert said in capsys.readouterr().out
+
+
 def test_a_killed_parent_takes_its_clients_along(
     tmp_path: Path, stub_url: Callable[..., str]
 ) -> None:
@@ -189,6 +250,8 @@ def test_a_killed_parent_takes_its_clients_along(
     )  # fmt: skip
     assert process.stderr is not None
     process.stderr.readline()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    (client,) = map(int, children.read_text().split())
     process.kill()
     process.wait()
     process.stderr.close()
@@ -204,6 +267,17 @@ def test_a_killed_parent_takes_its_clients_along(
             continue
     assert metadata[b"prfaas.complete"] == b"false"
     assert pq.read_metadata(part).num_rows > 0
+    while time.monotonic() < until and running(client):
+        time.sleep(0.1)
+    assert not running(client)
+
+
+def running(pid: int) -> bool:
+    """Whether it exists and is more than an entry that nobody has asked for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def test_keys_are_nowhere_in_the_run(
@@ -279,6 +353,22 @@ def test_dry_run_resolves_and_sends_nothing(
         (("--duration", "5"), "--num-prompts or --max-concurrency"),
         (("--link-interface", "no-such-link"), "no-such-link"),
         (("--trace", "/no/such/file"), "/no/such/file"),
+        (("--num-prompts", "0"), "--num-prompts 0: needs at least 1"),
+        (("--input-len", "0"), "--input-len 0: needs at least 1"),
+        (("--output-len", "0"), "--output-len 0: needs at least 1"),
+        (("--input-len", "999999999999"), "at most 2147483647"),
+        (("--prompt-vocab", "0"), "--prompt-vocab 0: needs at least 2"),
+        (("--temperature", "nan"), "--temperature nan"),
+        (("--temperature", "-1"), "--temperature -1"),
+        (("--min-goodput", "2"), "--min-goodput 2: needs a share of 0 to 1"),
+        (("--min-goodput", "nan"), "0 to 1"),
+        (
+            (
+                *("--ramp-up-strategy", "linear", "--ramp-up-start-rps", "0"),
+                *("--ramp-up-end-rps", "0"),
+            ),
+            "above 0",
+        ),
     ],
 )
 def test_bad_input_is_one_line(
