@@ -167,6 +167,26 @@ def test_compressed_files_read_alike(tmp_path, suffix):
     assert len(list(open_trace(write(tmp_path, f"t.jsonl{suffix}", text)))) == 50
 
 
+@pytest.mark.parametrize("name", ["t.jsonl", "t.gz", "t.zst"])
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress, bytes])
+def test_compression_is_told_by_content(tmp_path, name, compress):
+    path = tmp_path / name
+    path.write_bytes(compress("\n".join(mooncake_line(n) for n in range(50)).encode()))
+    assert detect(str(path)) == "mooncake"
+    assert len(list(open_trace(path))) == 50
+
+
+@pytest.mark.parametrize("format", ["auto", *readers.FORMATS])
+@pytest.mark.parametrize("text", ["a\x1b[31m,\x07\x9b\u202e\n", "a\rb\x1b\n", "\x1b" * 5000])
+def test_no_error_acts_on_a_terminal(tmp_path, format, text):
+    path = tmp_path / "t.csv"
+    path.write_bytes(text.encode())
+    with pytest.raises(InputError) as raised:
+        list(open_trace(path, format))
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 1500
+
+
 def test_unsorted_rows_are_sorted_stably(tmp_path):
     stamps = [5, 0, 5, 3, 0]
     text = "\n".join(mooncake_line(stamp, output=n + 1) for n, stamp in enumerate(stamps))

@@ -21,8 +21,12 @@ from workloads.errors import InputError
 DAMAGED = (UnicodeDecodeError, EOFError, OSError, zlib.error, zstandard.ZstdError)
 
 
-#: No prompt or answer is longer; sums of so many fit 64 bits.
-MOST_TOKENS = 1 << 31
+#: No prompt or answer is longer: tables hold them as int32.
+MOST_TOKENS = (1 << 31) - 1
+
+_GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+#: Of a header, in an error.
+_SHOWN_CHARACTERS = 200
 
 _READ_BYTES = 1 << 18
 _COMPRESSED_BYTES = 1 << 16
@@ -83,14 +87,16 @@ class _ZstdReader(io.RawIOBase):
 
 
 def open_bytes(path: str) -> BinaryIO:
-    """The decompressed bytes of a plain, .gz or .zst file, as a stream."""
+    """The decompressed bytes of a plain, gzip or zstd file, whatever its name, as a stream."""
     try:
-        if path.endswith(".gz"):
-            return cast(BinaryIO, gzip.open(path, "rb"))
         raw = Path(path).open("rb")  # noqa: SIM115 (the caller closes it)
+        head = raw.peek(len(_ZSTD_MAGIC))
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
-    if path.endswith(".zst"):
+    if head.startswith(_GZIP_MAGIC):
+        raw.close()
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if head.startswith(_ZSTD_MAGIC):
         return cast(BinaryIO, io.BufferedReader(_ZstdReader(raw), _READ_BYTES))
     return raw
 
@@ -131,13 +137,15 @@ def csv_rows(path: str, needed: tuple[str, ...]) -> Iterator[tuple[Place, dict[s
     """The rows of a CSV file as column name -> text. `needed` columns must be in its header."""
     header: list[str] | None = None
     for place, line in lines(path):
-        cells = [cell.strip() for cell in next(csv.reader([line]))]
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([line]))]
+        except csv.Error as error:
+            raise place.error(f"is not CSV: {error}") from None
         if header is None:
             missing = [name for name in needed if name not in cells]
             if missing:
-                raise place.error(
-                    f"the header has no column {', '.join(missing)}; found {', '.join(cells)}"
-                )
+                found = _printable(", ".join(cells)[:_SHOWN_CHARACTERS])
+                raise place.error(f"the header has no column {', '.join(missing)}; found {found}")
             header = cells
         elif len(cells) != len(header):
             raise place.error(f"found {len(cells)} fields, needs {len(header)} as in the header")
@@ -193,6 +201,11 @@ def block_ids_field(
             f"input tokens, needs {needed if least == needed else f'{least} or {needed}'}"
         )
     return tuple(value)
+
+
+def _printable(text: str) -> str:
+    """`text` with what would act on a terminal escaped."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _show(row: dict[str, Any], name: str) -> str:
