@@ -21,7 +21,13 @@ IntArray = NDArray[np.int64]
 
 #: Draws that share one set of quantile strata in stratified sampling.
 STRATA = 64
+#: A narrower log-normal is one length; a wider one fills the 64-bit range with its moments.
+LEAST_SIGMA, MOST_SIGMA = 1e-3, 5.0
 _PANELS = 512
+#: Beyond so many standard deviations from the likeliest place there is no mass worth panels.
+_REACH_Z = 12.0
+#: A smaller probability has lost the digits that quotients of it need.
+_LEAST_MASS = 1e-290
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
@@ -97,9 +103,9 @@ def truncated_lognormal_quantile(
 
 def _mass(low_z: float, high_z: float) -> float:
     """P(low_z < Z <= high_z) of a standard normal, without cancellation in the upper tail."""
-    if low_z > 0:
-        return float(ndtr(-low_z) - ndtr(-high_z))
-    return float(ndtr(high_z) - ndtr(low_z))
+    low, high = (-high_z, -low_z) if low_z > 0 else (low_z, high_z)
+    mass = float(ndtr(high) - ndtr(low))
+    return mass if mass >= _LEAST_MASS else 0.0
 
 
 @dataclass(frozen=True)
@@ -112,8 +118,11 @@ class TruncatedLogNormal:
     max_tokens: int = 131_072
 
     def __post_init__(self) -> None:
-        if not self.sigma > 0:
-            raise InputError(f"sigma: found {self.sigma}, needs a positive number")
+        if not LEAST_SIGMA <= self.sigma <= MOST_SIGMA:
+            raise InputError(
+                f"sigma: found {self.sigma}, needs {LEAST_SIGMA:g} to {MOST_SIGMA:g}; for one "
+                "length use a fixed one"
+            )
         if not 1 <= self.min_tokens < self.max_tokens:
             raise InputError(
                 f"min_tokens, max_tokens: found {self.min_tokens}, {self.max_tokens}; "
@@ -175,6 +184,10 @@ class TruncatedLogNormal:
         mass = _mass(low_z, high_z)
         if mass <= 0:
             return float("nan")
+        low_z, high_z = (
+            max(low_z, min(-_REACH_Z, high_z - _REACH_Z)),
+            min(high_z, max(_REACH_Z, low_z + _REACH_Z)),
+        )
         edges = np.linspace(low_z, high_z, _PANELS + 1)
         half = (high_z - low_z) / (2 * _PANELS)
         z = ((edges[:-1] + half)[:, None] + half * _NODES).ravel()
@@ -218,6 +231,10 @@ class Empirical:
         }
         for name, array in fields.items():
             object.__setattr__(self, name, array)
+
+    def support(self) -> FloatArray:
+        """The lengths of any weight, ascending."""
+        return self._lengths
 
     def _up_to(self, tokens: float) -> int:
         return int(np.searchsorted(self._lengths, tokens, side="right"))

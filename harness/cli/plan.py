@@ -185,6 +185,10 @@ def _trace_deployment(options: argparse.Namespace) -> Deployment:
     )
 
 
+#: A curve of a chart has about so many points at most.
+CHART_POINTS = 1000
+
+
 def _charts(
     options: argparse.Namespace, deployment: Deployment, found: SearchPlan | None, title: str
 ) -> None:
@@ -194,7 +198,8 @@ def _charts(
         raise BadInput("--chart: no configuration has remote instances; there is no threshold")
     best = found.bounded
     assert best.threshold_tokens is not None
-    grid = {*threshold_grid(deployment, 10 * options.step_tokens), best.threshold_tokens}
+    step = max(10 * options.step_tokens, int(deployment.lengths.quantile(1.0) / CHART_POINTS))
+    grid = {*threshold_grid(deployment, step), best.threshold_tokens}
     curves = threshold_curves(deployment, best.split, sorted(grid), found.reading)
     name = f"{title}: {found.bounded.split} instances, {found.reading.value} reading"
     for path in options.chart:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from harness.planner.model import (
     Capacity,
@@ -18,8 +21,12 @@ from harness.planner.model import (
 )
 from workloads.lengths import Empirical
 
-#: The coarse pass looks at every so many steps of the threshold grid.
+#: A pass of the search looks at every so many points of the next one, and the first at most at
+#: `MOST_POINTS`.
 COARSE = 10
+MOST_POINTS = 1000
+#: A smooth distribution's lengths below and above these quantiles change no rate.
+NEGLIGIBLE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +51,11 @@ class SplitPoint:
     requests_per_s: float
 
 
-def threshold_grid(deployment: Deployment, step_tokens: int) -> list[int]:
+def threshold_grid(deployment: Deployment, step_tokens: int) -> Sequence[int]:
     """Multiples of `step_tokens` from 0 to the longest prompt: 0 offloads all, the last nothing."""
     longest = deployment.lengths.quantile(1.0)
     last = -int(-longest // step_tokens)
-    return [step_tokens * i for i in range(last + 1)]
+    return range(0, step_tokens * last + 1, step_tokens)
 
 
 class _Stages:
@@ -99,9 +106,11 @@ def best_threshold(
     """The threshold on the grid at which the prefill stages together sustain most (Eq 7).
 
     Fewer requests go remote as t grows, so Theta_prfaas / p rises and Theta_pd_p / (1 - p) falls:
-    their minimum has one peak for a smooth distribution: a coarse pass finds its cell, a fine pass
-    the grid point. Steps of an empirical one can make more peaks, so every point is looked at. Of
-    equals the least is taken.
+    their minimum has one peak for a smooth distribution: coarse passes find its cell, ever smaller,
+    the last pass the grid point. Where next to no lengths are, it is flat: of that, only both ends
+    are looked at. Steps of an empirical one can make more peaks, so every point is
+    looked at behind which a length was seen: others equal the one before. Of equals the least is
+    taken.
     """
     known = stages or _Stages(deployment, reading)
     grid = threshold_grid(deployment, step_tokens)
@@ -113,9 +122,19 @@ def best_threshold(
 
     last = len(grid) - 1
     if isinstance(deployment.lengths, Empirical):
-        return grid[best(range(last + 1))]
-    coarse = best(sorted({*range(0, last, COARSE), last}))
-    return grid[best(range(max(0, coarse - COARSE), min(last, coarse + COARSE) + 1))]
+        behind = np.ceil(deployment.lengths.support() / step_tokens).astype(np.int64)
+        return grid[best([0, *np.unique(np.minimum(behind, last)).tolist()])]
+    low, high = (deployment.lengths.quantile(q) / step_tokens for q in (NEGLIGIBLE, 1 - NEGLIGIBLE))
+    least, most = min(last, int(low)), min(last, math.ceil(high))
+    stride = COARSE
+    while (most - least) / stride > MOST_POINTS:
+        stride *= COARSE
+    first, final = least, most
+    while stride:
+        found = best(sorted({*range(first, final, stride), final}))
+        first, final = max(least, found - stride), min(most, found + stride)
+        stride //= COARSE
+    return grid[best(sorted({0, found, last}))]
 
 
 def search(

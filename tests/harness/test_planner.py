@@ -152,6 +152,29 @@ def test_the_search_finds_the_best_of_the_whole_grid(lengths, n_prfaas, n_prefil
     assert stages.prefill_rate(found, n_prfaas, n_prefill) >= best * (1 - 1e-12)
 
 
+def test_the_search_looks_at_few_points_of_any_range():
+    paper = TruncatedLogNormal()
+    for lengths, most in (
+        (replace(paper, max_tokens=2**31 - 1), 2_000),
+        (replace(paper, sigma=1e-3, max_tokens=2**31 - 1), 100),
+        (Empirical([100, 20_000, 2**31 - 1]), 4),
+    ):
+        stages = _Stages(replace(PAPER, lengths=lengths), PUBLISHED)
+        found = best_threshold(stages._deployment, 4, 3, PUBLISHED, 1, stages)
+        assert len(stages._known) <= most
+        near = max(stages.prefill_rate(t, 4, 3) for t in range(0, 200_000, 50))
+        assert stages.prefill_rate(found, 4, 3) >= near
+
+
+def test_a_narrow_distribution_is_split_inside_it():
+    narrow = replace(PAPER, lengths=TruncatedLogNormal(9.9, 0.01))
+    stages = _Stages(narrow, PUBLISHED)
+    found = best_threshold(narrow, 4, 3, PUBLISHED, 10, stages)
+    assert stages.prefill_rate(found, 4, 3) == max(
+        stages.prefill_rate(t, 4, 3) for t in threshold_grid(narrow, 10)
+    )
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.floats(500, 100_000), st.integers(1, 8), st.integers(1, 8), st.integers(1, 8))
 def test_capacity_is_bounded_by_every_stage_and_work_is_never_more(t, n_prfaas, n_p, n_d):

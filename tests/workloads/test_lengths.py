@@ -32,6 +32,18 @@ def test_expect_is_accurate_for_polynomials_kinks_and_intervals():
     assert PAPER.expect(lambda x: np.minimum(x, 20_000.0)) == pytest.approx(capped, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("sigma", [1e-3, 0.01, 1.0, 5.0])
+@pytest.mark.parametrize("max_tokens", [131_072, 2**31 - 1])
+def test_narrow_and_wide_distributions_keep_their_mean_in_quadrature(sigma, max_tokens):
+    lengths = TruncatedLogNormal(9.90, sigma, 1, max_tokens)
+    assert lengths.expect(lambda x: x) == pytest.approx(lengths.mean(), rel=1e-6)
+    t = lengths.quantile(0.3)
+    assert lengths.expect(lambda x: x, low=t) == pytest.approx(lengths.mean_above(t), rel=1e-6)
+    assert lengths.expect(lambda x: x, high=t) == pytest.approx(lengths.mean_below(t), rel=1e-6)
+    assert lengths.sample(np.random.default_rng(1), 1000).min() >= 1
+
+
 def test_samples_follow_the_distribution():
     lengths = PAPER.sample(np.random.default_rng(1), 200_000)
     assert lengths.dtype == np.int64
@@ -105,6 +117,8 @@ def test_fixed_is_one_length():
     ("make", "place"),
     [
         (lambda: TruncatedLogNormal(sigma=0), "sigma"),
+        (lambda: TruncatedLogNormal(sigma=1e-300), "sigma: .*0.001 to 5"),
+        (lambda: TruncatedLogNormal(sigma=1e9), "sigma"),
         (lambda: TruncatedLogNormal(min_tokens=10, max_tokens=10), "min_tokens"),
         (lambda: TruncatedLogNormal(mu=1000), "mu"),
         (lambda: Empirical([]), "lengths"),
