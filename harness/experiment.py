@@ -10,22 +10,22 @@ import difflib
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from harness.errors import BadInput
 from harness.links.spec import LinkSpec
+from workloads.section import Section
 from workloads.spec import ArrivalSpec, WorkloadSpec
 
 Mode = Literal["simulate", "emulate", "live"]
 
+#: Of one kind, in one configuration: more would not fit in a simulation's memory.
+MOST_INSTANCES = 100_000
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
-
-class SloSpec(_Section):
+class SloSpec(Section):
     """What counts as good service; goodput is the share of all offered requests that met it."""
 
     ttft_s: float = Field(10.0, gt=0, description="TTFT from the scheduled arrival, seconds")
@@ -35,14 +35,14 @@ class SloSpec(_Section):
     )
 
 
-class ProfileSpec(_Section):
+class ProfileSpec(Section):
     """Device profiles by name or file, one per cluster."""
 
     prfaas: str = "1t-h200"
     pd: str = "1t-h20"
 
 
-class QueueSpec(_Section):
+class QueueSpec(Section):
     """In which order a prefill instance takes its prompts (simulate; workers run FIFO)."""
 
     discipline: Literal["fifo", "shortest-first", "least-slack"] = "fifo"
@@ -51,14 +51,14 @@ class QueueSpec(_Section):
     )
 
 
-class ConfigurationSpec(_Section):
+class ConfigurationSpec(Section):
     """One column of the comparison: a policy on given instance counts."""
 
     name: str = Field(min_length=1)
     policy: str = Field(min_length=1)
-    n_prfaas: int = Field(0, ge=0, description="remote prefill instances")
-    n_prefill: int = Field(0, ge=0, description="local prefill instances (PD-P)")
-    n_decode: int = Field(ge=1, description="local decode instances (PD-D)")
+    n_prfaas: int = Field(0, ge=0, le=MOST_INSTANCES, description="remote prefill instances")
+    n_prefill: int = Field(0, ge=0, le=MOST_INSTANCES, description="local prefill instances (PD-P)")
+    n_decode: int = Field(ge=1, le=MOST_INSTANCES, description="local decode instances (PD-D)")
     threshold_tokens: float | None = Field(
         None, ge=0, description="routing threshold; without one the planner's optimum is used"
     )
@@ -74,7 +74,7 @@ class ConfigurationSpec(_Section):
         return self
 
 
-class MeasureSpec(_Section):
+class MeasureSpec(Section):
     """When and how long is measured. Seconds are the modelled system's."""
 
     overload: float = Field(1.2, gt=1, description="capacity phase: offered / planned capacity")
@@ -92,7 +92,7 @@ class MeasureSpec(_Section):
     max_window_requests: int | None = Field(
         None, gt=0, description="windows end once about so many requests were offered in them"
     )
-    load_fractions: tuple[float, ...] = Field(
+    load_fractions: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         (), description="further phases at these shares of each configuration's own capacity"
     )
     unloaded: bool = Field(False, description="also measure TTFT of requests that meet no queue")
@@ -100,10 +100,10 @@ class MeasureSpec(_Section):
         False, description="also search the highest rate at which the SLO holds"
     )
     drain_s: float = Field(600, gt=0, description="bound on the drain of a phase")
-    sample_s: float = Field(1.0, gt=0, description="interval of link and instance samples")
+    sample_s: float = Field(1.0, ge=1e-3, description="interval of link and instance samples")
 
 
-class CacheSpec(_Section):
+class CacheSpec(Section):
     """Prefix pools, one a cluster in `simulate`, one a worker in `emulate`. They matter to requests
     whose workload has prefix blocks."""
 
@@ -124,23 +124,23 @@ class CacheSpec(_Section):
     )
 
 
-class EmulateSpec(_Section):
+class EmulateSpec(Section):
     """How `emulate` scales and checks (see harness.scale)."""
 
     model: str = Field("bench", description="engine shape or checkpoint directory")
     device: Literal["cpu", "cuda"] = Field("cpu", description="what the workers compute on")
-    token_scale: int = Field(64, ge=1)
-    time_scale: float = Field(8.0, gt=0)
+    token_scale: int = Field(64, ge=1, le=65_536)
+    time_scale: float = Field(8.0, ge=0.01, le=1000)
     max_request_rate: float = Field(
         32.0, gt=0, description="req/s in real time; time_scale is lowered to keep it"
     )
-    page_tokens: int = Field(8, ge=1)
+    page_tokens: int = Field(8, ge=1, le=65_536)
     verify_share: float = Field(0.05, ge=0, le=1, description="share of requests decoded again")
     verify_least: int = Field(20, ge=0, description="and at least so many a configuration")
     overrun_limit: float = Field(0.01, ge=0, description="share of overruns that voids a run")
 
 
-class Experiment(_Section):
+class Experiment(Section):
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
     seed: int = Field(1, ge=0)
     mode: Mode = "simulate"
@@ -192,7 +192,10 @@ def load_experiment(name_or_path: str, overrides: dict[str, Any] | None = None) 
         return Experiment.model_validate(data)
     except ValidationError as error:
         field, fault = first_fault(error, data)
-        given = any(field == key or field.startswith(f"{key}.") for key in overrides or {})
+        given = any(
+            f"{field}.".startswith(f"{key}.") or key.startswith(f"{field}.")
+            for key in overrides or {}
+        )
         raise BadInput(f"{'on the command line' if given else path}: {field}: {fault}") from None
 
 
@@ -245,6 +248,8 @@ def first_fault(error: ValidationError, data: Any) -> tuple[str, str]:
         known = first["ctx"]["expected_tags"].replace("'", "")
         return f"{field}.kind", f"{first['ctx']['tag']!r} is unknown (there are: {known})"
     message = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+    if first["type"] == "int_parsing_size":  # pydantic speaks of a string, whatever it was
+        message = "must be a whole number of a sane size"
     more = len({_field(each["loc"], data) for each in error.errors()}) - 1
     return field, f"{message}{shown}" + (f"; and {more} more" if more else "")
 

@@ -12,14 +12,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from harness.errors import BadInput
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.links.shape import GOODPUT_SHARE
-from harness.phases import CAPACITY, UNLOADED, Phase, plan_phases
+from harness.phases import CAPACITY, IDS_A_PHASE, UNLOADED, Phase, plan_phases
 from harness.planner import Capacity, Deployment, Reading, loaded_ttft, unloaded_ttft
 from harness.planner.experiment import arrival_cv, deployment_of, plan_configuration
 
 #: The baseline of the comparison when an experiment has no homogeneous configuration.
 _REFERENCE = ConfigurationSpec(name="homogeneous", policy="homogeneous", n_prefill=9, n_decode=3)
+
+#: The requests that a phase may be expected to offer: arrivals at random can be more.
+MOST_REQUESTS = IDS_A_PHASE * 9 // 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,29 @@ def plan_experiment(experiment: Experiment) -> list[Planned]:
     for each in experiment.configurations:
         prediction = predict(each, deployment)
         capacity = prediction.capacity.requests_per_s
+        if not 0 < capacity < math.inf or not reference > 0:
+            raise BadInput(
+                f"configurations.{each.name}: its planned capacity is {capacity:g} req/s "
+                f"(homogeneous: {reference:g}), which no phase can offer a share of; a lower "
+                "slo.tokens_per_s, other instance counts or shorter lengths would do"
+            )
         phases = plan_phases(experiment.measure, capacity, reference)
+        for phase in phases:
+            _check_size(each, phase)
         planned.append(Planned(each, prediction, tuple(phases)))
     return planned
+
+
+def _check_size(configuration: ConfigurationSpec, phase: Phase) -> None:
+    """Raises BadInput for a phase whose requests would be numbered into the next one's."""
+    expected = phase.request_rate * phase.duration_s
+    if expected > MOST_REQUESTS:
+        raise BadInput(
+            f"configurations.{configuration.name}: phase {phase.name} would offer "
+            f"{expected:.3g} requests ({phase.request_rate:.3g} req/s for {phase.duration_s:.3g} "
+            f"s), at most {MOST_REQUESTS:,} would do; shorten the windows of [measure], or set "
+            "measure.max_window_requests"
+        )
 
 
 def peak_rate(planned: list[Planned]) -> float:

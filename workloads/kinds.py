@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from workloads.lengths import Fixed, LengthDistribution, TruncatedLogNormal
+from workloads.lengths import (
+    LEAST_SIGMA,
+    MOST_SIGMA,
+    Fixed,
+    LengthDistribution,
+    TruncatedLogNormal,
+)
+from workloads.section import Section
 
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class LogNormalLengths(_Model):
+class LogNormalLengths(Section):
     """Lengths in tokens: exp(N(mu, sigma^2)) conditioned to [min_tokens, max_tokens]."""
 
     mu: float = Field(default=9.90, description="mean of ln(tokens) before truncation")
-    sigma: PositiveFloat = Field(default=1.00, description="standard deviation of ln(tokens)")
+    sigma: float = Field(
+        default=1.00, ge=LEAST_SIGMA, le=MOST_SIGMA, description="standard deviation of ln(tokens)"
+    )
     min_tokens: PositiveInt = Field(default=128, description="shortest length, tokens")
     max_tokens: PositiveInt = Field(default=131_072, description="longest length, tokens")
 
@@ -41,7 +46,7 @@ def distribution_of(lengths: Lengths) -> LengthDistribution:
     return Fixed(lengths) if isinstance(lengths, int) else lengths.distribution()
 
 
-class _Workload(_Model):
+class _Workload(Section):
     tenants: dict[str, PositiveFloat] = Field(
         default={},
         description="weight of each tenant; empty: requests carry the trace's tenant or none",
@@ -58,6 +63,18 @@ class _Synthetic(_Workload):
         description="each 64 consecutive input lengths cover 64 equal quantile ranges once, in "
         "random order: less variance between short runs, less clustering than independent draws",
     )
+
+
+#: Prefix blocks of one prompt: each has an id, which every hop looks at.
+MOST_BLOCKS = 16_384
+
+
+def _check_blocks(longest_tokens: int, block_tokens: int) -> None:
+    if longest_tokens > MOST_BLOCKS * block_tokens:
+        raise ValueError(
+            f"block_tokens: found {block_tokens}, which makes more than {MOST_BLOCKS:,} blocks of "
+            f"a prompt of {longest_tokens:,} tokens; longer blocks or shorter prompts would do"
+        )
 
 
 class LogNormalWorkload(_Synthetic, LogNormalLengths):
@@ -122,7 +139,9 @@ class SessionsWorkload(_Synthetic):
         description="allowance for the answer between a turn's arrival and thinking, s",
     )
     warm_s: NonNegativeFloat = Field(
-        default=0.0, description="sessions have been starting for so long when time 0 comes, s"
+        default=0.0,
+        le=100_000,
+        description="sessions have been starting for so long when time 0 comes, s",
     )
     think_s: NonNegativeFloat = Field(
         default=30.0, description="mean of the exponential think time, s"
@@ -136,6 +155,7 @@ class SessionsWorkload(_Synthetic):
                 f"system_tokens: found {self.system_tokens}, needs fewer than max_input_tokens "
                 f"({self.max_input_tokens})"
             )
+        _check_blocks(self.max_input_tokens, self.block_tokens)
         return self
 
 
@@ -152,13 +172,24 @@ class DocumentsWorkload(_Synthetic):
         default=0.5, description="share of requests about a document that was asked about before"
     )
     live_documents: PositiveInt = Field(
-        default=256, description="only the last so many new documents are asked about again"
+        default=256,
+        le=1_000_000,
+        description="only the last so many new documents are asked about again",
     )
     skew: NonNegativeFloat = Field(
         default=0.8,
         description="popularity of the k-th newest live document is k^-skew; 0: all alike",
     )
     block_tokens: PositiveInt = Field(default=512, description="tokens of a prefix block")
+
+    @model_validator(mode="after")
+    def _check(self) -> DocumentsWorkload:
+        longest = sum(
+            each if isinstance(each, int) else each.max_tokens
+            for each in (self.document, self.question)
+        )
+        _check_blocks(longest, self.block_tokens)
+        return self
 
 
 class DriftWorkload(_Synthetic):
@@ -170,7 +201,9 @@ class DriftWorkload(_Synthetic):
     )
     mean_to: PositiveFloat = Field(default=60_000, description="mean length half a period later")
     period_s: PositiveFloat = Field(default=86_400.0, description="period of the cosine drift, s")
-    sigma: PositiveFloat = Field(default=1.00, description="standard deviation of ln(tokens)")
+    sigma: float = Field(
+        default=1.00, ge=0.05, le=MOST_SIGMA, description="standard deviation of ln(tokens)"
+    )
     min_tokens: PositiveInt = Field(default=128, description="shortest length, tokens")
     max_tokens: PositiveInt = Field(default=131_072, description="longest length, tokens")
 
@@ -196,13 +229,13 @@ WorkloadSpec = Annotated[
 ]
 
 
-class SteadyShape(_Model):
+class SteadyShape(Section):
     """The request rate does not change."""
 
     kind: Literal["steady"] = "steady"
 
 
-class OnOffShape(_Model):
+class OnOffShape(Section):
     """Bursts and silences; the request rate is the mean over a cycle."""
 
     kind: Literal["on-off"] = "on-off"
@@ -210,7 +243,7 @@ class OnOffShape(_Model):
     off_s: PositiveFloat = Field(default=30.0, description="length of a silence, s")
 
 
-class LinearShape(_Model):
+class LinearShape(Section):
     """A straight ramp between two multiples of the request rate, then the second."""
 
     kind: Literal["linear"] = "linear"
@@ -223,7 +256,7 @@ class LinearShape(_Model):
     over_s: PositiveFloat = Field(default=60.0, description="length of the ramp, s")
 
 
-class ExponentialShape(_Model):
+class ExponentialShape(Section):
     """A ramp by a constant factor a second between two multiples of the request rate."""
 
     kind: Literal["exponential"] = "exponential"
@@ -236,14 +269,14 @@ class ExponentialShape(_Model):
     over_s: PositiveFloat = Field(default=60.0, description="length of the ramp, s")
 
 
-class Step(_Model):
+class Step(Section):
     """One step of a rate in steps."""
 
     duration_s: PositiveFloat = Field(description="length of the step, s")
     factor: NonNegativeFloat = Field(description="multiple of the request rate")
 
 
-class StepsShape(_Model):
+class StepsShape(Section):
     """Multiples of the request rate in turn, repeated."""
 
     kind: Literal["steps"] = "steps"
@@ -262,7 +295,7 @@ RateShape = Annotated[
 ]
 
 
-class ArrivalSpec(_Model):
+class ArrivalSpec(Section):
     """When requests arrive."""
 
     process: Literal["poisson", "constant", "gamma", "trace"] = Field(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from harness.errors import BadInput
 from harness.links.shape import LinkShape, LossModel, Shape, TimedShape
+from workloads.section import Section
 
 Backend = Literal["auto", "netem", "tun", "tbf", "relay"]
 Preset = Literal["vpc-100g", "metro", "continental", "intercontinental"]
@@ -16,6 +17,7 @@ Preset = Literal["vpc-100g", "metro", "continental", "intercontinental"]
 #: The least default queue: several TCP segmentation bursts and a few milliseconds at the rate.
 LEAST_QUEUE_BYTES = 131_072
 LEAST_QUEUE_MS = 5.0
+MOST_SINE_STEPS = 100_000
 
 PRESETS: dict[str, dict[str, Any]] = {
     "vpc-100g": {"rate_gbps": 100.0, "rtt_ms": 0.5},
@@ -25,11 +27,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class IndependentLoss(_Strict):
+class IndependentLoss(Section):
     """Each packet is lost with the same probability, whatever befell the others."""
 
     model: Literal["independent"] = "independent"
@@ -39,7 +37,7 @@ class IndependentLoss(_Strict):
         return LossModel(loss_good=self.probability)
 
 
-class GilbertElliottLoss(_Strict):
+class GilbertElliottLoss(Section):
     """Bursty loss: a good and a bad state; the mean burst lasts 1 / bad_to_good packets."""
 
     model: Literal["gilbert-elliott"]
@@ -59,7 +57,7 @@ class GilbertElliottLoss(_Strict):
 Loss = Annotated[IndependentLoss | GilbertElliottLoss, Field(discriminator="model")]
 
 
-class ReverseSpec(_Strict):
+class ReverseSpec(Section):
     """What differs on the way from decode back to prefill; unset fields are the same."""
 
     rate_gbps: float | None = Field(
@@ -78,7 +76,7 @@ class ReverseSpec(_Strict):
     queue_bytes: int | None = Field(default=None, gt=0, description="queue of the way back, bytes")
 
 
-class Step(_Strict):
+class Step(Section):
     """A change at `at_s`; fields left out keep the value they had. Applies to both directions."""
 
     at_s: float = Field(ge=0.0, description="seconds after the link came up")
@@ -94,7 +92,7 @@ class Step(_Strict):
     down: bool | None = Field(default=None, description="true: an outage begins; false: it ends")
 
 
-class Sine(_Strict):
+class Sine(Section):
     """A rate that swings as a sine from `from_s` to `until_s`, written out as steps; the last one
     holds until a later step of the schedule."""
 
@@ -128,7 +126,7 @@ class Sine(_Strict):
         ]
 
 
-class LinkSpec(_Strict):
+class LinkSpec(Section):
     """A link between the prefill cluster and the decode cluster.
 
     `preset` fills the fields that are not given. Rates count Ethernet frames, so that TCP carries
@@ -190,6 +188,12 @@ class LinkSpec(_Strict):
         if sine is not None:
             if sine.until_s < sine.from_s:
                 raise ValueError(f"sine.until_s {sine.until_s:g} is before from_s {sine.from_s:g}")
+            count = (sine.until_s - sine.from_s) / (sine.step_s or sine.period_s / 24)
+            if count > MOST_SINE_STEPS:
+                raise ValueError(
+                    f"sine is written out as {count:.3g} steps, at most {MOST_SINE_STEPS:,} would "
+                    "do; make step_s or period_s longer, or until_s earlier"
+                )
             for step in self.schedule:
                 if step.rate_gbps is not None and sine.from_s <= step.at_s <= sine.until_s:
                     raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any
 from harness.errors import BadInput
 from harness.policies.base import Policy
 from harness.policies.operators import LeastLoaded, UncachedThreshold
-from harness.policies.parameters import Value, build, parameters_of, refuse_others
+from harness.policies.parameters import Value, build, check, parameters_of, refuse_others
 from harness.policies.prfaas import Controls, Prfaas
 from harness.policies.priced import Eft, Priced, Prices
 from harness.policies.static import Balanced, Homogeneous, Naive, PrfaasStatic
@@ -89,6 +89,7 @@ def make_policy(
     kinds, maker = entry
     refuse_others(parameters, kinds, f"policy {name}")
     try:
+        check(parameters, kinds)
         return maker(controls or Controls(threshold_tokens), parameters, scale)
     except BadInput as error:
         raise BadInput(f"policy {name}: {error}") from None

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from harness.errors import BadInput
 from harness.scale import UNSCALED, Scale
+from workloads.section import size_fault
 
 T = TypeVar("T")
 Value = float | int | bool | str
@@ -58,6 +59,14 @@ def refuse_others(given: Iterable[str], kinds: Iterable[type], whose: str) -> No
             raise BadInput(f"{whose}: parameter {name!r} is unknown ({has})")
 
 
+def check(given: Mapping[str, Value], kinds: Iterable[type]) -> None:
+    """Raises BadInput for a value that a parameter of `kinds` does not take."""
+    for kind in kinds:
+        for each in parameters_of(kind):
+            if each.name in given:
+                _checked(each, given[each.name])
+
+
 def _checked(spec: Field[Any], value: Value) -> Value:
     default, name = spec.default, spec.name
     if isinstance(default, bool) or isinstance(value, bool):
@@ -72,7 +81,10 @@ def _checked(spec: Field[Any], value: Value) -> Value:
     if not good:
         raise BadInput(f"parameter {name}: found {value!r}, needs {wanted}")
     least, most = spec.metadata["least"], spec.metadata["most"]
-    if not isinstance(value, str):
+    if not isinstance(value, (str, bool)):
+        fault = size_fault(name, value)
+        if fault is not None:
+            raise BadInput(f"parameter {name}: found {value!r}, {fault}")
         if least is not None and value < least:
             raise BadInput(f"parameter {name}: found {value}, needs at least {least:g}")
         if most is not None and value > most:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.main import main
 from harness.errors import BadInput
-from harness.execution import to_toml
+from harness.execution import plan_run, to_toml
 from harness.experiment import load_experiment, parse_override, presets
 
 
@@ -103,6 +104,66 @@ def test_an_override_without_a_value_is_refused() -> None:
 def test_a_bad_override_is_blamed_on_the_command_line_not_on_the_file() -> None:
     with pytest.raises(BadInput, match=r"^on the command line: slo.ttft_s: must be greater than 0"):
         load_experiment("bench", {"slo.ttft_s": -1})
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1e300", "1e300", "1e18"])
+@pytest.mark.parametrize("preset", ["bench", "paper"])
+def test_no_number_is_infinite_or_beyond_all_measure(preset: str, value: str) -> None:
+    whole = load_experiment(preset).model_dump(exclude={"configurations", "seed"})
+    fields = [
+        f"{section}.{name}"
+        for section, table in whole.items()
+        if isinstance(table, dict)
+        for name, found in table.items()
+        if isinstance(found, (int, float)) and not isinstance(found, bool)
+    ]
+    assert len(fields) > 25
+    for field in [*fields, "measure.request_rate", "configurations.prfaas.threshold_tokens"]:
+        with pytest.raises(BadInput, match=f"^on the command line: {field}: must") as caught:
+            load_experiment(preset, dict([parse_override(f"{field}={value}")]))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("workload.max_tokens=1e12", "workload.max_tokens: must be at most 2,147,483,647"),
+        ("workload.max_tokens=9223372036854775808", "must be at most 2,147,483,647"),
+        ("workload.sigma=1e-300", "workload.sigma: must be greater than or equal to 0.001"),
+        ("slo.ttft_s=1e-300", "slo.ttft_s: must be 0 or at least 1e-15"),
+        ("slo.tokens_per_s=1e9", "planned capacity is 0 req/s"),
+        ("measure.request_rate=1e9", "would offer"),
+        ("measure.load_fractions=[0.5, inf]", "measure.load_fractions.1: must be a finite number"),
+        ("workload.tenants={a=1e300}", "workload.tenants: a must be at most"),
+        ("link.sine={period_s=1e-9, amplitude=0.5, until_s=1e6}", "at most 100,000 would do"),
+        ("configurations.prfaas.n_decode=1e8", "less than or equal to 100000"),
+    ],
+)
+def test_a_run_that_cannot_be_planned_is_one_line(
+    setting: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "paper", "--dry-run", "--set", setting]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "1e300", "-1"])
+@pytest.mark.parametrize("name", ["search_interval_s", "least_samples"])
+def test_parameters_of_the_schedulers_are_looked_at_before_a_run(name: str, value: str) -> None:
+    given = dict(
+        [
+            parse_override("configurations.prfaas.policy='prfaas'"),
+            parse_override(f"configurations.prfaas.parameters.{name}={value}"),
+        ]
+    )
+    with pytest.raises(BadInput, match=f"{name}: (found|must)|{name} must"):
+        plan_run(load_experiment("paper", given))
+
+
+def test_the_widest_lengths_are_planned_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "bench", "--dry-run", "--set", "workload.max_tokens=2147483647"]) == 0
+    assert "# prfaas: latency at" in capsys.readouterr().out
 
 
 def test_an_unknown_key_suggests_a_known_one() -> None:
