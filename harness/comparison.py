@@ -205,6 +205,8 @@ class _Run:
             if verify and record.token_ids is not None and record.status is Status.SUCCEEDED:
                 record.verified = await verify(sample.requests[record.id], record.token_ids)
             self._write(record)
+        # Whatever ends the run from here on, this phase is on disk.
+        self._recorder.flush()
         return self._summary(data)
 
     async def highest_rate(self, planned: float, tolerance: float = 0.01) -> float | None:

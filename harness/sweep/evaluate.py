@@ -225,6 +225,9 @@ class _Discard(Recorder):
     def instance(self, row: InstanceRow, configuration: str, phase: str) -> None:
         pass
 
+    def flush(self) -> None:
+        pass
+
 
 def _simulated(experiment: Experiment, deployment: Deployment, own: dict[str, float]) -> list[Row]:
     batch = decode_batch(deployment)

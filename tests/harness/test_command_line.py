@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli.main import COMMANDS, main
+from harness.errors import ExitCode
+from results import reader
 
 PRFAAS = [sys.executable, "-m", "harness"]
 
@@ -94,3 +96,35 @@ def test_a_run_that_is_told_to_end_keeps_what_it_has(
     (run,) = tmp_path.iterdir()
     assert not (run / "complete").exists()
     assert (run / "run.json").exists()
+
+
+def test_kill_9_keeps_the_phases_that_have_ended(tmp_path: Path) -> None:
+    settings = ["capacity_warmup_s=20", "capacity_window_s=100", "latency_window_s=50000"]
+    sets = [word for each in settings for word in ("--set", f"measure.{each}")]
+    with subprocess.Popen(
+        [*PRFAAS, "run", "paper", "--only", "prfaas", "--out", str(tmp_path), *sets],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        while "latency at" not in (line := process.stderr.readline()):
+            assert line, "the run ended"
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    (run,) = tmp_path.iterdir()
+    for table in ("requests", "tokens", "decisions", "links", "instances"):
+        found = reader.read(run, table)
+        assert found["phase"].to_pylist().count("capacity") > 100, table
+    rows = reader.read(run, "requests").to_pylist()
+    ids = sorted(row["id"] for row in rows if row["phase"] == "capacity")
+    assert ids == list(range(len(ids)))
+    assert max(row["scheduled_us"] for row in rows) > 115e6
+
+
+def test_every_exit_code_is_in_the_docs() -> None:
+    docs = Path(__file__).parents[2] / "docs" / "results.md"
+    table = docs.read_text().split("## Exit codes")[1].split("\n## ")[0]
+    rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")]
+    assert rows[0] == "exit code"
+    assert [int(row) for row in rows[1:]] == sorted({*map(int, ExitCode), 141})
