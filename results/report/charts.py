@@ -35,7 +35,10 @@ def _bars(run: RunData, rows: list[dict[str, Any]], title: str, width: int) -> S
     base = alt.Chart(values_of(rows))
     layers = [
         base.mark_bar(height=20).encode(x=x, y=y, color=style.colour(legend=False)),
-        base.mark_text(align="left", dx=6, color=theme.INK).encode(x=x, y=y, text="label:N"),
+        # Behind whatever of its row reaches furthest.
+        base.transform_calculate(end="max(datum.value, datum.model || 0, datum.high || 0)")
+        .mark_text(align="left", dx=6, color=theme.INK)
+        .encode(x=alt.X("end:Q"), y=y, text="label:N"),
     ]
     if any(row.get("low") is not None for row in rows):
         layers.append(
