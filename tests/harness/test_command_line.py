@@ -86,6 +86,8 @@ def test_a_run_that_is_told_to_end_keeps_what_it_has(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # Whoever runs the tests under nohup has it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     ) as process:
         assert process.stderr is not None
         said = process.stderr.readline()  # The run has begun.

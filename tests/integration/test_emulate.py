@@ -173,7 +173,7 @@ def test_a_killed_harness_leaves_no_process(cli, experiment_file):
 
 
 def test_a_worker_that_cannot_start_is_one_clear_line(cli, experiment_file):
-    done = cli.run("run", str(experiment_file), "--set", "emulate.page_tokens=100000")
+    done = cli.run("run", str(experiment_file), "--set", "emulate.page_tokens=60000")
     assert done.returncode == 3
     lines = [line for line in done.stderr.splitlines() if line.startswith("prfaas run:")]
     assert len(lines) == 1
