@@ -79,8 +79,8 @@ class Attempt:
             raise AssertionError("the prefill has ended")
         return self._decision
 
-    def start_prefill(self, cached_tokens: int) -> Awaitable[PrefillDone]:
-        """Of the prompt, `cached_tokens` are there now."""
+    def start_prefill(self, cached_tokens: int, arrived_s: float) -> Awaitable[PrefillDone]:
+        """Of the prompt, `cached_tokens` are there now; it was to arrive at `arrived_s`."""
         return self.prefill.prefill(
             PrefillJob(
                 self.request,
@@ -89,6 +89,7 @@ class Attempt:
                 self.decision.held_tokens,
                 self.decode,
                 self.link,
+                arrived_s,
             )
         )
 

@@ -43,11 +43,14 @@ class ProfileSpec(Section):
 
 
 class QueueSpec(Section):
-    """In which order a prefill instance takes its prompts (simulate; workers run FIFO)."""
+    """In which order a prefill instance takes its prompts."""
 
     discipline: Literal["fifo", "shortest-first", "least-slack"] = "fifo"
     ageing: float = Field(
         0.1, gt=0, description="shortest-first: seconds of work a second of waiting is worth"
+    )
+    chunk_tokens: int = Field(
+        8192, ge=1, description="a better-ranked prompt takes over where a chunk of so many ends"
     )
 
 

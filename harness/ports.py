@@ -66,6 +66,7 @@ class PrefillJob:
     `cached_tokens` of the prompt are held by the prefill cluster and are not computed;
     `held_tokens` are held by the destination's cluster and do not cross again. The fixed recurrent
     state always crosses. `link` is None inside a cluster, where bytes do not cross the shaped link.
+    `arrived_s` is when the request was to arrive, which queue disciplines age it by.
     """
 
     request: Request
@@ -74,6 +75,7 @@ class PrefillJob:
     held_tokens: int
     destination: Instance
     link: Link | None
+    arrived_s: float
 
 
 @dataclass(slots=True)

@@ -108,7 +108,9 @@ class Router:
                         cached_tokens, copied_bytes = record.cached_tokens, 0
                         if attempt.decision.copy_from:
                             cached_tokens, copied_bytes = await self._copy(attempt)
-                        done = await attempt.start_prefill(cached_tokens)
+                        done = await attempt.start_prefill(
+                            cached_tokens, origin_s + record.scheduled_s
+                        )
                         attempt.prefilled(done)
                         if request.block_ids and self._prefixes is not None:
                             self._learn(record, attempt, cached_tokens, done)

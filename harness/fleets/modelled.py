@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from engine.cache.checkpoints import CheckpointPolicy
+from engine.disciplines import make_discipline
 from harness.directory import PrefixDirectory
 from harness.experiment import CacheSpec, ConfigurationSpec, Experiment
-from harness.instances.disciplines import make_discipline
 from harness.instances.modelled import DecodeRules, ModelledInstance
 from harness.instances.modelled_prefill import PrefillRules
 from harness.instances.prefix_pool import PrefixPool
@@ -76,7 +76,7 @@ async def open_modelled(experiment: Experiment, configuration: ConfigurationSpec
     links = fluid_links(experiment.link, experiment.measure.sample_s)
     queue = configuration.queue
     discipline = make_discipline(queue.discipline, queue.ageing, experiment.slo.ttft_s)
-    rules = PrefillRules(discipline=discipline)
+    rules = PrefillRules(chunk_tokens=queue.chunk_tokens, discipline=discipline)
     return build_fleet(specs, profiles, links, rules, cache=experiment.cache)
 
 

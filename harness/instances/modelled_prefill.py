@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 
+from engine.disciplines import even_chunk
 from harness.instances.modelled_decode import DecodeStage, Key
 from harness.instances.modelled_prompt import (
     COMPUTING,
@@ -241,7 +242,7 @@ class PrefillStage:
         work.state = QUEUED
         self._queued += 1
         left_s = work.work_s - work.done_s
-        self._queue.push(work, self.rules.discipline.rank(work.enqueued_s, left_s))
+        self._queue.push(work, self.rules.discipline.rank(work.arrived_s, left_s))
 
     def _fits(self, work: PrefillWork) -> bool:
         held_bytes = self._held_bytes
@@ -345,8 +346,9 @@ class PrefillStage:
     def _chunk_left(self, work: PrefillWork) -> float:
         """Seconds from now until the current prompt's chunk ends."""
         done_s = self._done_s(work)
-        chunk_tokens, cached = self.rules.chunk_tokens, work.cached_tokens
-        chunks = range(1, -(-(work.input_tokens - cached) // chunk_tokens))
+        cached, uncached = work.cached_tokens, work.input_tokens - work.cached_tokens
+        chunk_tokens = even_chunk(uncached, self.rules.chunk_tokens)
+        chunks = range(1, round(uncached / chunk_tokens))
 
         def work_until(chunk: int) -> float:
             return self.profile.prefill_s(cached + chunk * chunk_tokens, cached)
@@ -392,4 +394,4 @@ class PrefillStage:
         if head is None or not self._fits(head[2]):
             return False
         left_s = work.work_s - self._done_s(work)
-        return head[0] < self.rules.discipline.rank(work.enqueued_s, left_s)
+        return head[0] < self.rules.discipline.rank(work.arrived_s, left_s)

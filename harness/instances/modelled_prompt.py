@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from harness.instances.disciplines import Discipline, Fifo
+from engine.disciplines import FIFO, Discipline
 from harness.instances.modelled_decode import DecodeStage, Key
 from harness.instances.modelled_memory import Reservation
 from harness.links.flow import Flow
@@ -29,17 +29,14 @@ class PrefillProfile(Protocol):
     def kv_bytes(self, tokens: float, held_tokens: float = 0) -> float: ...
 
 
-_FIFO = Fifo()
-
-
 @dataclass(frozen=True, slots=True)
 class PrefillRules:
     """`handover_s`: from the end of a prefill to the cache's arrival inside the same cluster.
     `grant_timeout_s`: how long a finished prompt waits for memory at its destination before the
-    attempt fails. Tokens of one chunk: `chunk_tokens`."""
+    attempt fails. A prompt is cut in even chunks of at most `chunk_tokens`."""
 
     chunk_tokens: int = 8192
-    discipline: Discipline = _FIFO
+    discipline: Discipline = FIFO
     handover_s: float = 0.0
     grant_timeout_s: float = 60.0
 
@@ -74,6 +71,7 @@ class PrefillWork(asyncio.Future[PrefillDone]):
     """A prompt that waits, computes or has its cache on the way. Cancelling it frees all it has."""
 
     __slots__ = (
+        "arrived_s",
         "cached_tokens",
         "destination",
         "done_s",
@@ -113,6 +111,7 @@ class PrefillWork(asyncio.Future[PrefillDone]):
         self.work_s = profile.prefill_s(tokens, cached_tokens)
         self.n_bytes = profile.kv_bytes(tokens, job.held_tokens)
         self.memory: Reservation = destination.expect(request, self.key, self)
+        self.arrived_s = job.arrived_s
         self.enqueued_s = loop.time()
         #: Seconds of work done by the last time it was stopped.
         self.done_s = 0.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from engine.disciplines import Fifo, LeastSlack, ShortestFirst
 from harness.clock import run
-from harness.instances.disciplines import Fifo, LeastSlack, ShortestFirst
 from harness.instances.modelled import ModelledInstance
 from harness.instances.modelled_prefill import PrefillRules
 from harness.links.fluid import FluidLink, LinkState
@@ -59,7 +59,8 @@ def link_of(bytes_per_s, delay_s=0.0):
 
 def job(number, tokens, destination, link=None, cached=0, held=0, attempt=1):
     request = Request(number, 0.0, tokens, 1)
-    return PrefillJob(request, attempt, cached, held, destination, link)
+    now_s = asyncio.get_running_loop().time()
+    return PrefillJob(request, attempt, cached, held, destination, link, now_s)
 
 
 def assert_empty(*instances):
@@ -213,7 +214,8 @@ def test_cancelled_prompt_leaves_the_device_when_its_chunk_ends():
         assert_empty(p, d)
         return done.started_s
 
-    assert run(main()) == pytest.approx(0.8)
+    # Three even chunks of at most 400 tokens: the second ends at two thirds of the prompt.
+    assert run(main()) == pytest.approx(2 / 3)
 
 
 def test_timeout_around_a_prefill_frees_everything_without_abandon():

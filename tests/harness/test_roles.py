@@ -74,7 +74,7 @@ def test_lost_while_it_drains_it_comes_back_in_its_old_role() -> None:
         fleet, roles = build()
         instance = fleet.instances["pd-0"]
         work = instance.prefill(
-            PrefillJob(Request(1, 0.0, 27_000, 1), 1, 0, 0, fleet.instances["pd-2"], None)
+            PrefillJob(Request(1, 0.0, 27_000, 1), 1, 0, 0, fleet.instances["pd-2"], None, 0.0)
         )
         converting = asyncio.ensure_future(roles.convert("pd-0", Role.DECODE))
         await asyncio.sleep(0.01)

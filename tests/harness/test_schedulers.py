@@ -210,7 +210,7 @@ def test_conversion_drains_costs_its_time_and_moves_between_pools() -> None:
         fleet = Fleet(2, 2)
         view, instances = fleet.fleet.view, fleet.fleet.instances
         work = instances["pd-0"].prefill(
-            PrefillJob(Request(1, 0.0, 27_000, 1), 1, 0, 0, instances["pd-2"], None)
+            PrefillJob(Request(1, 0.0, 27_000, 1), 1, 0, 0, instances["pd-2"], None, 0.0)
         )
         work_s = DEPLOYMENT.local.prefill_s(27_000)
         assert await fleet.roles.convert("pd-0", Role.DECODE)
