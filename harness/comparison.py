@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +41,8 @@ from workloads.request import Request
 SEARCH = "search"
 #: Fewer requests would make the P90 of a low rate a matter of chance.
 SEARCH_REQUESTS = 2000
+#: Workers are asked for their audit rows this often: as much of it dies with a worker.
+AUDIT_S = 2.0
 
 
 @dataclass(slots=True)
@@ -119,6 +122,7 @@ async def _configuration(
             slo_rate = Measured(
                 paper=await run.highest_rate(prediction.capacity.requests_per_s), n=1
             )
+        await run.audit()
         facts = fleet.facts() | control.facts() | {"phase_began_s": began_s}
     finally:
         if control is not None:
@@ -259,6 +263,8 @@ class _Run:
         # In virtual time a phase is over before anybody looks.
         simulated = self._experiment.mode == "simulate"
         watcher = None if simulated else loop.create_task(watched(live, self._watch))
+        ended = asyncio.Event()
+        auditor = None if simulated else loop.create_task(self._audit_until(ended))
         try:
             return await run_phase(
                 self._experiment,
@@ -275,6 +281,22 @@ class _Run:
         finally:
             if watcher is not None:
                 watcher.cancel()
+            if auditor is not None:
+                # Cancelled in the middle of an answer, it would lose the rows in it.
+                ended.set()
+                await auditor
+
+    async def _audit_until(self, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), AUDIT_S)
+            await self.audit()
+
+    async def audit(self) -> None:
+        """Write what the fleet says of the caches that crossed since it was last asked; those of
+        the search, too."""
+        for row in await self._fleet.audit():
+            self._recorder.audit(row, self._name, self._phase)
 
     def _write_link(self, row: LinkRow) -> None:
         if self._live is not None:

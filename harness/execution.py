@@ -24,6 +24,7 @@ from harness.scale import UNSCALED, Scale
 from harness.verdict import Fault, faults
 from results import rundir, summary
 from results.recorder import Recorder
+from results.schemas import REAL, SCHEMAS
 from results.summary import RunSummary
 from workloads.spec import notes
 
@@ -77,7 +78,8 @@ def execute(
     )
     directory = rundir.create(root, identity, to_toml(experiment))
     runner, open_fleet, scale = _backend(experiment, directory.path, fleets)
-    recorder = Recorder(directory.path, _metadata(experiment, scale, simulated))
+    tables = [name for name in SCHEMAS if not (simulated and name in REAL)]
+    recorder = Recorder(directory.path, _metadata(experiment, scale, simulated), tables=tables)
     comparison = Comparison()
     log = _logged(directory, say)
     log(duration_in_words(experiment, plan, scale))

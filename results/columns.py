@@ -80,6 +80,8 @@ def converter(field: pa.Field) -> Callable[[Column], pa.Array]:
         return numbers
     if pa.types.is_boolean(kind):
         return booleans
+    if pa.types.is_string(kind):
+        return lambda values: pa.array(values, kind)
     return alternatives
 
 

@@ -100,8 +100,8 @@ def upgrade(table: pa.Table, name: str) -> pa.Table:
 
 
 def read(directory: Path, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Table `name` (requests, tokens, gaps, links, instances, decisions) of a run. Gaps that were
-    not counted when the run was written are counted now. Raises ReadError.
+    """Table `name` of `SCHEMAS` of a run. Gaps that were not counted when the run was written are
+    counted now. Raises ReadError.
     """
     path = directory / f"{name}.parquet"
     if name == "gaps" and not path.exists():

@@ -17,7 +17,7 @@ from results import columns, gap_counts
 from results.growing import GrowingParquet
 from results.records import RequestRecord
 from results.request_rows import RequestRows
-from results.rows import DecisionRow, InstanceRow, LinkRow
+from results.rows import AuditRow, DecisionRow, InstanceRow, LinkRow
 from results.schemas import SCHEMAS, with_metadata
 
 COMPLETE_KEY = "prfaas.complete"
@@ -31,7 +31,7 @@ _GROUP_BYTES = 64 << 20
 #: How the columns of a table are made from its rows, after the first two.
 _CONVERTERS = {
     table: [columns.converter(field) for field in list(SCHEMAS[table])[2:]]
-    for table in ("links", "instances", "decisions")
+    for table in ("links", "instances", "decisions", "audit")
 }
 
 
@@ -60,7 +60,7 @@ class _Where:
 
 
 class _Rows:
-    """Rows of links, instances or decisions not yet converted."""
+    """Rows of links, instances, decisions or audit not yet converted."""
 
     __slots__ = ("rows", "table", "where")
 
@@ -105,7 +105,7 @@ class _Group:
 
 
 class Recorder:
-    """Creates requests, tokens, gaps, links, instances and decisions .parquet in `directory`.
+    """Creates the tables of results.schemas in `directory`: requests.parquet and so on.
 
     `meta` goes into each file's key-value metadata (commit, seed, clock mode, scale factors, ...);
     leave out what differs between equal runs where equal bytes are wanted. A record may be reused
@@ -151,6 +151,9 @@ class Recorder:
 
     def instance(self, row: InstanceRow, configuration: str, phase: str) -> None:
         self._add(self._others["instances"], row, configuration, phase)
+
+    def audit(self, row: AuditRow, configuration: str, phase: str) -> None:
+        self._add(self._others["audit"], row, configuration, phase)
 
     def _add(self, waiting: _Rows, row: Any, configuration: str, phase: str) -> None:
         where, rows = waiting.where, waiting.rows

@@ -1,4 +1,4 @@
-"""Rows of links, instances and decisions parquet: plain tuples, since one is made per event.
+"""Rows of links, instances, decisions and audit parquet: plain tuples, since one is made per event.
 
 Field order is that of the schema after `configuration` and `phase`; seconds become microseconds
 when written (`results.schemas` has the definitions).
@@ -65,3 +65,26 @@ class DecisionRow(NamedTuple):
     link_backlog_bytes: float | None = None
     reason: str = ""
     alternatives: tuple[tuple[str, float], ...] = ()
+
+
+class AuditRow(NamedTuple):
+    """One cache that crossed or was refused, as one of its ends tells it. `unix_s`: wall clock."""
+
+    unix_s: float
+    reporter: str
+    direction: str
+    outcome: str
+    cache: str
+    id: int
+    attempt: int
+    tenant: str
+    sender: str
+    sender_cluster: str
+    receiver: str
+    receiver_cluster: str
+    peer_identity: str
+    tokens: int
+    held_tokens: int
+    bytes: int
+    wire_bytes: int | None
+    digest: str | None

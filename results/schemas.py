@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-#: Of the set of tables; raised when a column is added to any of them.
-SCHEMA_VERSION = 2
+#: Of the set of tables; raised when a table, or a column of any of them, is added.
+SCHEMA_VERSION = 3
 
 NAMES = pa.dictionary(pa.int32(), pa.string())
 RUNS = pa.list_(
@@ -172,6 +172,39 @@ DECISIONS = pa.schema(
     ]
 )  # fmt: skip
 
+AUDIT = pa.schema(
+    [
+        *_WHERE,
+        _field("unix_us", pa.int64(), "us", "since 1970, wall clock of the host of `reporter`: "
+               "when it had the cache, or learned that it was delivered, or refused it"),
+        _field("reporter", NAMES, "", "instance that says so; a cache that crossed has a row of "
+               "its sender and one of its receiver"),
+        _field("direction", NAMES, "", "sent or received, as seen by `reporter`"),
+        _field("outcome", NAMES, "", "committed: all of it arrived, verified; refused: `sender` "
+               "was not authorised to send it, and nothing crossed"),
+        _field("cache", NAMES, "", "request: the cache of a request, on its way to its decode; "
+               "prefix: a cached prefix, copied to another instance"),
+        _field("id", pa.int64(), "", "id of the request in requests.parquet"),
+        _field("attempt", pa.int32(), "", "attempt of the request, 1 for the first"),
+        _field("tenant", NAMES, "", "tenant whose cache it is; empty: none named"),
+        _field("sender", NAMES, "", "instance that sent; empty: not known to `reporter`"),
+        _field("sender_cluster", NAMES, "", "cluster it stands in"),
+        _field("receiver", NAMES, "", "instance that received; empty: not known to `reporter`"),
+        _field("receiver_cluster", NAMES, "", "cluster it stands in"),
+        _field("peer_identity", NAMES, "", "common name in the certificate of the end that is not "
+               "`reporter`; empty: no TLS"),
+        _field("tokens", pa.int32(), "tokens", "of the engine, that the cache stands for"),
+        _field("held_tokens", pa.int32(), "tokens", "of them that the receiver held already, and "
+               "that did not cross"),
+        _field("bytes", pa.int64(), "bytes", "of the cache that crossed, as it lies in memory; of "
+               "a refused one, that would have crossed"),
+        _field("wire_bytes", pa.int64(), "bytes", "given to the network for it, headers and "
+               "resends included; null in rows of the receiver, which does not know"),
+        _field("digest", pa.string(), "", "xxh3-128 over the checksums of all chunks, hexadecimal; "
+               "the same at both ends; null when refused"),
+    ]
+)  # fmt: skip
+
 SCHEMAS: dict[str, pa.Schema] = {
     "requests": REQUESTS,
     "tokens": TOKENS,
@@ -179,7 +212,11 @@ SCHEMAS: dict[str, pa.Schema] = {
     "links": LINKS,
     "instances": INSTANCES,
     "decisions": DECISIONS,
+    "audit": AUDIT,
 }
+
+#: Tables of runs in which real caches cross.
+REAL = frozenset({"audit"})
 
 
 def with_metadata(table: str, meta: Mapping[str, str]) -> pa.Schema:

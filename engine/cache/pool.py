@@ -18,7 +18,7 @@ thread-safe; one event loop owns a pool.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from engine.cache.checkpoints import CheckpointPolicy
 from engine.cache.figures import CacheEvent, Group, GroupFigures, Hit
@@ -105,6 +105,14 @@ class HybridPool:
         state.pinned = sum(1 for block in self._states.values() if block.readers)
         state.owned = state.capacity - state.free - state.cached
         return {Group.KV: kv, Group.STATE: state}
+
+    def entries(self) -> Iterator[CacheEvent]:
+        """What is cached now, as the events that would tell an empty directory of it: a block comes
+        before those that follow it in its chain."""
+        for key in self._blocks:
+            yield CacheEvent(Group.KV, True, key)
+        for key in self._states:
+            yield CacheEvent(Group.STATE, True, key)
 
     def _walk(self, keys: Sequence[int], prompt_tokens: int) -> list[Block]:
         """The cached blocks at the front of `keys`, as far as the prompt fills them."""

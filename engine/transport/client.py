@@ -42,8 +42,9 @@ __all__ = [
 
 BEAT_S = 0.2
 START_TIMEOUT_S = 20.0
-#: Samples and audit rows kept until they are fetched; the oldest give way.
-KEPT_ROWS = 65_536
+#: Rows kept until they are fetched; the oldest give way.
+KEPT_SAMPLES = 8_192
+KEPT_AUDIT = 65_536
 
 
 class DataPlane:
@@ -72,9 +73,9 @@ class DataPlane:
             callbacks, settings.deadlines, arena.size_bytes, self._tell, self._spawn
         )
         self._next_number = 1
-        self._samples: deque[dict[str, Any]] = deque(maxlen=KEPT_ROWS)
+        self._samples: deque[dict[str, Any]] = deque(maxlen=KEPT_SAMPLES)
         self._latest: dict[tuple[str, int], dict[str, Any]] = {}
-        self._audit: deque[dict[str, Any]] = deque(maxlen=KEPT_ROWS)
+        self._audit: deque[dict[str, Any]] = deque(maxlen=KEPT_AUDIT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._writer: asyncio.StreamWriter | None = None
         self._untold: list[Message] = []

@@ -168,6 +168,7 @@ class Inbound:
             peer = self._peers.get(control.peer)
             if peer is not None and peer.control is control:
                 del self._peers[control.peer]
+                self.state.receiver.on_disconnected(control.peer)
                 for sock in peer.lanes:
                     sever(sock)
         sever(control.socket)
@@ -211,7 +212,9 @@ class Inbound:
         try:
             try:
                 sock, hello, frame, identity = self._greet(raw)
-                handed_over = hello.lane < 0 and self._adopt_control(sock, frame, identity)
+                handed_over = hello.lane < 0 and self._adopt_control(
+                    sock, frame, identity, hello.instance
+                )
             finally:
                 self._handshakes.release()
             if not handed_over:
@@ -257,7 +260,7 @@ class Inbound:
             type_, source=self._settings.incarnation, target=hello.header.source, body=body
         )
 
-    def _adopt_control(self, sock: Stream, hello: Frame, identity: str) -> bool:
+    def _adopt_control(self, sock: Stream, hello: Frame, identity: str, instance: int) -> bool:
         source = hello.header.source
         with self.state.lock:
             known = self._peers.get(source)
@@ -271,7 +274,7 @@ class Inbound:
                 for lane in known.lanes:
                     sever(lane)
             self._peers[source] = _PeerConnections(control, identity, time.monotonic())
-            self.state.receiver.on_connected(source, identity)
+            self.state.receiver.on_connected(source, identity, instance)
         self._fresh.append(control)
         self._wake()
         return True

@@ -44,6 +44,7 @@ class Verified:
     manifest: Manifest
     commit: Commit
     identity: str
+    instance: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Denied:
     key: Key
     manifest: Manifest
     identity: str
+    instance: int
     reason: str
 
 
@@ -99,6 +101,7 @@ class Incoming:
     manifest: Manifest
     plan: ChunkPlan
     identity: str
+    instance: int
     lease_until_s: float
     state: IncomingState = IncomingState.OFFERED
     chunks: bytearray = field(default_factory=bytearray)

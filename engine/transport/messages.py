@@ -121,15 +121,24 @@ class Hello:
     """First frame of a connection. `lane` is -1 for the control connection.
 
     layout names everything that gives bytes their meaning (page size, widths, dtypes, state
-    orientation); unlike layouts refuse each other.
+    orientation); unlike layouts refuse each other. instance: the incarnation of the instance that
+    dials, as it says (0: it does not), for the audit; what it may do goes by its certificate.
     """
 
     layout: str
     lane: int
     codecs: tuple[str, ...] = ("raw",)
+    instance: int = 0
 
     def encode(self) -> bytes:
-        return _dump({"layout": self.layout, "lane": self.lane, "codecs": list(self.codecs)})
+        return _dump(
+            {
+                "layout": self.layout,
+                "lane": self.lane,
+                "codecs": list(self.codecs),
+                "instance": self.instance,
+            }
+        )
 
     @classmethod
     def decode(cls, body: bytes) -> Hello:
@@ -140,7 +149,10 @@ class Hello:
         lane = _int(value.get("lane"))
         if not -1 <= lane < 256:
             raise FrameError(f"hello: lane {lane}")
-        return cls(_name(value.get("layout")), lane, tuple(_name(c) for c in codecs))
+        instance = _int(value.get("instance", 0))
+        if not 0 <= instance < 1 << 64:
+            raise FrameError(f"hello: instance {instance}")
+        return cls(_name(value.get("layout")), lane, tuple(_name(c) for c in codecs), instance)
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,7 +305,7 @@ class Session:
                 raise Refused(Reason(why, retryable=False))
             # A lane belongs to the life of the peer that the control connection met.
             target = self.peer.incarnation if lane < 0 else self.state.sender.peer_incarnation
-            hello = Hello(settings.layout, lane, settings.codecs)
+            hello = Hello(settings.layout, lane, settings.codecs, settings.incarnation)
             write_frame(
                 sock,
                 control_frame(

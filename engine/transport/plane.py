@@ -260,14 +260,22 @@ class Plane:
             op="ended", t=number, key=list(event.key), seconds=event.ended_s - event.started_s
         )
         if event.committed:
-            self._audit("sent", session.identity, event.key, manifest, event.digest)
+            self._audit(
+                "sent",
+                session.identity,
+                session.state.sender.peer_incarnation,
+                event.key,
+                manifest,
+                event.digest,
+                event.wire_bytes,
+            )
         self._tell(message)
 
     # --- receiving ---------------------------------------------------------------------------
 
     def _on_receiver_event(self, event: ReceiverEvent) -> None:
         if isinstance(event, Denied):
-            self._audit("refused", event.identity, event.key, event.manifest, 0)
+            self._audit("refused", event.identity, event.instance, event.key, event.manifest, 0)
             return
         message: Message = {"h": list(event.handle), "key": list(event.key)}
         match event:
@@ -314,7 +322,14 @@ class Plane:
         handle = (message["h"][0], message["h"][1])
         event = self._verified.pop(handle, None)
         if event is not None and self._inbound.admit(handle):
-            self._audit("received", event.identity, event.key, event.manifest, event.commit.digest)
+            self._audit(
+                "received",
+                event.identity,
+                event.instance,
+                event.key,
+                event.manifest,
+                event.commit.digest,
+            )
 
     def _reject(self, message: Message) -> None:
         handle = (message["h"][0], message["h"][1])
@@ -323,9 +338,18 @@ class Plane:
     # --- the rest ----------------------------------------------------------------------------
 
     def _audit(
-        self, direction: str, identity: str, key: Key, manifest: Manifest, digest: int
+        self,
+        direction: str,
+        identity: str,
+        instance: int,
+        key: Key,
+        manifest: Manifest,
+        digest: int,
+        wire_bytes: int | None = None,
     ) -> None:
-        row = audit_row(direction, identity, key, manifest, digest, time.time())
+        row = audit_row(
+            direction, identity, instance, key, manifest, digest, time.time(), wire_bytes
+        )
         self._tell({"op": "audit", "row": row})
 
     def _beat(self, message: Message) -> None:

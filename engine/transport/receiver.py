@@ -70,7 +70,8 @@ class Receiver:
         self._limits = limits
         self._authorise = authorise
         self._wire_size = wire_size
-        self._identities: dict[int, str] = {}
+        #: Of each peer that is connected: (identity, incarnation of its instance).
+        self._peers: dict[int, tuple[str, int]] = {}
         self._transfers: dict[Handle, Incoming] = {}
         self._history = History(limits.remembered)
         self._acks: dict[Handle, list[int]] = {}
@@ -78,9 +79,13 @@ class Receiver:
 
     # --- connections -------------------------------------------------------------------------
 
-    def on_connected(self, source: int, identity: str) -> None:
-        """A handshake of the peer with incarnation `source` is done."""
-        self._identities[source] = identity
+    def on_connected(self, source: int, identity: str, instance: int = 0) -> None:
+        """A handshake of the peer with incarnation `source` is done; `instance`: see `Hello`."""
+        self._peers[source] = identity, instance
+
+    def on_disconnected(self, source: int) -> None:
+        """Nothing comes from the peer any more, unless it connects again. Its transfers go on."""
+        self._peers.pop(source, None)
 
     @property
     def active(self) -> int:
@@ -297,11 +302,11 @@ class Receiver:
             if known.state in (IncomingState.GRANTED, IncomingState.ADMITTING):
                 self._send_grant(known)
             return
-        identity = self._identities.get(source, "")
+        identity, instance = self._peers.get(source, ("", 0))
         manifest = offer.manifest
         why_not = self._authorise(identity, manifest)
         if why_not:
-            self.events.append(Denied(handle, key, manifest, identity, why_not))
+            self.events.append(Denied(handle, key, manifest, identity, instance, why_not))
             self._refuse_new(handle, key, Reason(why_not, retryable=False))
             return
         if key.attempt < self._history.newest_attempt(key.request_id):
@@ -319,9 +324,8 @@ class Receiver:
                 self._abort(other, Type.ABORTED, Reason("a later attempt was offered"))
         self._history.attempted(key)
         plan = ChunkPlan(manifest.regions, manifest.chunk_bytes)
-        transfer = Incoming(
-            handle, key, manifest, plan, identity, now + self._deadlines.give_up_s, since_s=now
-        )
+        until_s = now + self._deadlines.give_up_s
+        transfer = Incoming(handle, key, manifest, plan, identity, instance, until_s, since_s=now)
         self._transfers[handle] = transfer
         self.events.append(Offered(handle, key, manifest, identity))
 
@@ -378,6 +382,7 @@ class Receiver:
                 transfer.manifest,
                 transfer.commit,
                 transfer.identity,
+                transfer.instance,
             )
         )
 

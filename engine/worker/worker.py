@@ -29,7 +29,7 @@ from engine.worker.messages import DecodeRequest, Key, PrefillRequest, PrefixReq
 from engine.worker.options import WorkerOptions
 from engine.worker.prefixes import PrefixSent
 
-#: Cache events kept until they are fetched.
+#: Cache events kept until they are fetched, once somebody fetches them.
 KEPT_EVENTS = 16_384
 
 
@@ -85,7 +85,7 @@ class Worker:
         #: Unique to this life of the instance; a peer that remembers another one is refused.
         self.incarnation = secrets.randbits(62) | 1
         self.counters = Counters()
-        self._events: deque[CacheEvent] = deque(maxlen=KEPT_EVENTS)
+        self._events: deque[CacheEvent] | None = None
         self.pool = HybridPool(
             options.pages,
             options.slots,
@@ -93,7 +93,7 @@ class Worker:
             policy=CheckpointPolicy(options.checkpoint_interval),
             first_page=1,
             first_slot=1,
-            on_event=self._events.append,
+            on_event=self._note,
         )
         self.scheduler = Scheduler(self.pool, self._limits(options.role))
         self._runner = Runner(engine.model, engine.storage, options.pass_tokens)
@@ -378,11 +378,17 @@ class Worker:
 
     def cache_events(self) -> list[list[Any]]:
         """[group, stored, key in hexadecimal] of each cache entry that appeared or went since the
-        last call. The oldest of more than KEPT_EVENTS are lost: a directory is a hint.
+        last call; the first is told what is cached by then. The oldest of more than KEPT_EVENTS
+        are lost: a directory is a hint.
         """
-        rows = [[str(event.group), event.stored, f"{event.key:x}"] for event in self._events]
-        self._events.clear()
-        return rows
+        events = list(self.pool.entries() if self._events is None else self._events)
+        self._events = deque(maxlen=KEPT_EVENTS)
+        return [[str(event.group), event.stored, f"{event.key:x}"] for event in events]
+
+    def _note(self, event: CacheEvent) -> None:
+        # A worker that nobody asks keeps nothing for them.
+        if self._events is not None:
+            self._events.append(event)
 
     # -- parts
 

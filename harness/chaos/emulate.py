@@ -62,6 +62,8 @@ class Report:
     most_in_flight: int = 0
     fetched: int = 0
     fetches_failed: int = 0
+    audited: int = 0
+    half_audited: int = 0
     faults: dict[str, int] = field(default_factory=dict)
     holdings: list[str] = field(default_factory=list)
     cores: float = 0.0
@@ -82,6 +84,8 @@ class Report:
             f"{self.most_in_flight} in flight at most; {self.verified} verified token for token "
             "against one engine",
             f"{self.fetched} prefixes crossed before a prefill, {self.fetches_failed} failed to",
+            f"{self.audited} caches audited with one digest at both ends, {self.half_audited} by one "
+            "end whose other had a fault",
             f"{self.processes} processes below the harness, {self.cores:.2f} cores on average",
             *self.holdings,
             *(f"VIOLATION {each}" for each in self.violations),
@@ -178,6 +182,8 @@ async def _soak(
         await state.verified()
         for task in beside:
             task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        await state.audit()
         if fleet.copier is not None:
             report.fetched = fleet.copier.figures.fetched
             report.fetches_failed = fleet.copier.figures.failed
@@ -219,6 +225,8 @@ class _Soak:
         self._cancelled: set[int] = set()
         self._kept: dict[int, Request] = {}
         self._to_verify: asyncio.Queue[tuple[Request, list[int]]] = asyncio.Queue()
+        #: Digests told by one end of a cache so far.
+        self._digests: dict[tuple[str, int, int, str], str | None] = {}
         self._names = [name for name in fleet.instances if name != ORACLE]
         #: Whom a fault may end now.
         self._victims = self._names
@@ -281,7 +289,21 @@ class _Soak:
                     name = f"{names[parent]}'s plane"
                 with suppress(FileNotFoundError, ProcessLookupError):
                     holdings.note(loop.time(), name or command_of(pid), pid, held_by(pid))
+            await self.audit()
             await asyncio.sleep(LOOK_S)
+
+    async def audit(self) -> None:
+        """Take what the workers say of the caches that crossed; both ends must say the same."""
+        report = self._report
+        for row in await self._fleet.audit():
+            cache = (row.cache, row.id, row.attempt, row.receiver)
+            if cache not in self._digests:
+                self._digests[cache] = row.digest
+            elif self._digests.pop(cache) == row.digest:
+                report.audited += 1
+            else:
+                report.violations.append(f"{cache}: the digests of its ends differ")
+        report.half_audited = len(self._digests)
 
     # --- faults ------------------------------------------------------------------------------
 

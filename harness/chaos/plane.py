@@ -294,6 +294,7 @@ class VirtualPlane(DataPlane):
         source = connection.client.sender.incarnation
         if self._peers.get(source) is connection:
             del self._peers[source]
+            self.receiver.on_disconnected(source)
         self.wake()
 
     def on_control(self, connection: Connection, data: bytes) -> None:

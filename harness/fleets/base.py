@@ -11,6 +11,7 @@ from harness.prefixes import PrefixKeeper
 from harness.router import Copier
 from harness.scale import Scale
 from harness.view import View
+from results.rows import AuditRow
 from workloads.request import Request
 
 #: Whether one monolithic engine generates the same tokens for the request.
@@ -51,6 +52,11 @@ class Fleet(Protocol):
     def patience_s(self) -> float:
         """How long a request may wait for lost instances to come back when no other can take it,
         loop seconds; 0 where nobody starts them again."""
+        ...
+
+    async def audit(self) -> list[AuditRow]:
+        """Of the caches that crossed since the last call, or were refused, as far as the ends say;
+        none where no real cache does."""
         ...
 
     def facts(self) -> dict[str, Any]:

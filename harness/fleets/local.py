@@ -25,6 +25,7 @@ from engine.model.config import ModelConfig, shape
 from harness.directory import PrefixDirectory
 from harness.errors import BadInput, NotReady
 from harness.experiment import ConfigurationSpec, Experiment
+from harness.fleets.audit import AuditTrail
 from harness.fleets.nursery import Nursery, last_line
 from harness.fleets.page_names import PageNames
 from harness.fleets.senders import listen_to_senders
@@ -40,6 +41,7 @@ from harness.profiles import Profile, load_profile
 from harness.scale import Scale
 from harness.topology import PD, PRFAAS, build_view, instance_specs
 from harness.view import View
+from results.rows import AuditRow
 from workloads.prompts import prompt_tokens
 from workloads.request import Request
 from workloads.scaling import TokenScale
@@ -151,6 +153,7 @@ class LocalFleet:
     ) -> None:
         self.scale = owner.scale
         self.instances: dict[str, Instance] = {}
+        self._trail = AuditTrail(self.instances)
         self.links: Mapping[tuple[str, str], Link] = {}
         self.view = View(0.0, {}, {}, {})
         self.verify = self._verify
@@ -281,6 +284,9 @@ class LocalFleet:
         assert isinstance(instance, RemoteInstance)
         return instance
 
+    async def audit(self) -> list[AuditRow]:
+        return await self._trail.collect()
+
     def facts(self) -> dict[str, Any]:
         remote = [each for each in self.instances.values() if isinstance(each, RemoteInstance)]
         return {
@@ -366,9 +372,20 @@ class LocalFleet:
         if self._shaped is not None:
             host, port = await self._shaped.expose(spec.cluster, local.host, local.port)
             across = DataAddress(host, port, local.incarnation)
+        self._stands(spec, worker.session, local, across)
+
+    def _stands(
+        self,
+        spec: InstanceSpec,
+        session: aiohttp.ClientSession,
+        local: DataAddress,
+        across: DataAddress | None,
+    ) -> None:
+        """A life of a worker begins."""
+        self._trail.joined(spec, local.incarnation)
         self.instances[spec.name] = RemoteInstance(
             spec,
-            worker.session,
+            session,
             local,
             across,
             self._engine_request,

@@ -33,7 +33,7 @@ from harness.fleets.local import (
     LocalFleets,
     pacing_of,
 )
-from harness.instances.remote import DataAddress, RemoteInstance
+from harness.instances.remote import DataAddress
 from harness.ports import InstanceLost, InstanceSpec, Role
 from harness.ray.cluster import check_offers, join
 from harness.ray.host import Place, WorkerHost
@@ -242,15 +242,7 @@ class RayFleet(LocalFleet):
         self._hosts[spec.name] = host
         data = health["data"]
         address = DataAddress(data["host"], data["port"], health["incarnation"])
-        self.instances[spec.name] = RemoteInstance(
-            spec,
-            session,
-            address,
-            address,
-            self._engine_request,
-            self._page_tokens(),
-            partial(self._lost, spec),
-        )
+        self._stands(spec, session, address, address)
 
     def _start_words(self, spec: InstanceSpec) -> tuple[dict[str, str], list[str], dict[str, str]]:
         """The worker's arguments by name, its flags, and the files they name."""

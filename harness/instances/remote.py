@@ -167,6 +167,13 @@ class RemoteInstance:
             events: list[list[Any]] = await response.json()
             return events
 
+    async def audit_rows(self) -> list[dict[str, Any]]:
+        """What the worker's transport wrote of each cache since the last call
+        (`engine.transport.audit`). Raises ClientError, TimeoutError."""
+        async with self._session.get("/audit", timeout=_timeout(CONTROL_TIMEOUT_S)) as response:
+            rows: list[dict[str, Any]] = await response.json()
+            return rows
+
     async def decode(self, job: DecodeJob) -> DecodeDone:
         return await self._guard(self._decode(job.request, job.attempt))
 
