@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from harness.chaos.campaign import Violation, run_seed
 from harness.chaos.planted import planted
+from harness.processes import process_pool
 
 #: Seeds that a process is given at a time.
 BATCH = 25
@@ -59,9 +58,7 @@ def run_many(first: int, count: int, jobs: int) -> Iterator[Tally]:
             total.add(run_range(start, stop))
             yield total
         return
-    # Spawned: a fork would inherit whatever threads the caller has.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with process_pool(jobs) as pool:
         for tally in pool.map(run_range, starts, stops):
             total.add(tally)
             yield total

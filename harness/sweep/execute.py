@@ -9,11 +9,9 @@ equal bytes.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ import pyarrow.parquet as pq
 import tomli_w
 
 from harness.errors import BadInput
+from harness.processes import process_pool
 from harness.sweep.evaluate import Row, as_record, evaluate
 from harness.sweep.identity import identity
 from harness.sweep.study import Point, Study, points
@@ -61,14 +60,14 @@ def execute(
     elsewhere.
 
     Raises BadInput before anything runs when a point is not a valid experiment.
-    KeyboardInterrupt leaves the finished points, which the next call takes up.
+    KeyboardInterrupt, or Incomplete when a process died, leaves the finished points, which the next
+    call takes up.
     """
     todo = points(study)
     parts = directory / "points"
     parts.mkdir(parents=True, exist_ok=True)
-    (directory / "study.toml").write_text(
-        tomli_w.dumps(study.model_dump(mode="json", exclude_none=True)), encoding="utf-8"
-    )
+    asked = tomli_w.dumps(study.model_dump(mode="json", exclude_none=True))
+    _write(directory / "study.toml", asked.encode())
     results: dict[int, list[dict[str, Any]]] = {}
     missing = []
     for point in todo:
@@ -86,7 +85,7 @@ def execute(
     )
     for point, rows in finished:
         records = [as_record(row) for row in rows]
-        _write(parts / _file_name(point, study.best), records)
+        _write(parts / _file_name(point, study.best), json.dumps(records).encode())
         results[point.index] = records
         progress(len(results), len(todo), point.index, False)
     records = [
@@ -97,7 +96,7 @@ def execute(
         for record in results[point.index]
     ]
     dataset = directory / DATASET
-    _write_dataset(dataset, study, records)
+    _write(dataset, _parquet(study, records))
     return Outcome(dataset, records, len(missing), resumed)
 
 
@@ -107,10 +106,7 @@ def _evaluated(missing: list[Point], best: bool, jobs: int) -> Iterator[tuple[Po
         for point in missing:
             yield point, evaluate(point, best)
         return
-    # spawn: a forked child would inherit the threads' locks of pyarrow and numpy.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, len(missing)), context, _end_on_interrupt)
-    try:
+    with process_pool(min(jobs, len(missing))) as pool:
         pending: dict[Future[list[Row]], Point] = {
             pool.submit(evaluate, point, best): point for point in missing
         }
@@ -118,13 +114,6 @@ def _evaluated(missing: list[Point], best: bool, jobs: int) -> Iterator[tuple[Po
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
                 yield pending.pop(future), future.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _end_on_interrupt() -> None:
-    """A worker ends at once and silently on Ctrl-C, which reaches the whole process group."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 
 def cores() -> int:
@@ -144,14 +133,20 @@ def _read(path: Path) -> list[dict[str, Any]] | None:
     return records if isinstance(records, list) else None
 
 
-def _write(path: Path, records: list[dict[str, Any]]) -> None:
-    """Whole or not at all: an interruption leaves no half a point."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(records), encoding="utf-8")
-    draft.replace(path)
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all: neither an interruption nor another sweep into the same directory leaves
+    half a file.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
-def _write_dataset(path: Path, study: Study, records: list[dict[str, Any]]) -> None:
+def _parquet(study: Study, records: list[dict[str, Any]]) -> bytes:
     names = list(records[0])
     axes = study.axis_names()
     fields = []
@@ -165,7 +160,9 @@ def _write_dataset(path: Path, study: Study, records: list[dict[str, Any]]) -> N
         else:
             fields.append(pa.field(name, pa.float64()))
     schema = pa.schema(fields, metadata={"prfaas.sweep_format": str(FORMAT)})
-    pq.write_table(pa.Table.from_pylist(records, schema=schema), path, compression="zstd")
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(records, schema=schema), sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
 
 
 def _axis_type(name: str, values: list[Any]) -> pa.DataType:
