@@ -6,26 +6,31 @@ the two it may add and cancel sequences. Memory is only taken and given here.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+import math
+from bisect import insort_right
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from engine.cache.keys import block_keys
 from engine.cache.pool import HybridPool, NeverFits, PoolFull
+from engine.disciplines import FIFO, Discipline, even_chunk
 from engine.sequence import Sequence
+
+_BY_RANK = attrgetter("rank")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """`max_batch` sequences hold memory at a time. A step computes at most `step_tokens`
-    (decode tokens first, then prompts in order of arrival, cut at block boundaries); with
-    `whole_prompts` it computes one prompt to its end, whatever its length, and the others wait.
-    `phases`: see `Scheduler.schedule`.
+    (decode tokens first, then prompts in the order of the discipline, cut at block boundaries).
+    With `one_prompt` it computes one prompt and the others wait: to its end, whatever its length,
+    or where the discipline preempts, an even chunk of it. `phases`: see `Scheduler.schedule`.
     """
 
     max_batch: int = 32
     step_tokens: int = 2048
-    whole_prompts: bool = False
+    one_prompt: bool = False
     phases: int = 1
 
 
@@ -56,17 +61,36 @@ class Step:
     admitted: list[Sequence]
 
 
-class Scheduler:
-    """Sequences wait, run (hold memory) and end; see `Limits`."""
+def tokens_left(sequence: Sequence) -> float:
+    """A second a token: for orders by length alone."""
+    return float(len(sequence.tokens) - sequence.computed)
 
-    def __init__(self, pool: HybridPool, limits: Limits) -> None:
+
+class Scheduler:
+    """Sequences wait, run (hold memory) and end; see `Limits`.
+
+    Prompts, waiting or begun, are computed in the order in which `discipline` ranks them; `left_s`
+    says how many seconds of prefill one still needs. One that was preempted for memory goes first
+    whatever the discipline, so that it cannot be passed again and again.
+    """
+
+    def __init__(
+        self,
+        pool: HybridPool,
+        limits: Limits,
+        discipline: Discipline = FIFO,
+        left_s: Callable[[Sequence], float] = tokens_left,
+    ) -> None:
         if limits.step_tokens < pool.block_tokens:
             raise ValueError(
                 f"step_tokens = {limits.step_tokens} is less than a page of {pool.block_tokens}"
             )
         self.pool = pool
         self.limits = limits
-        self.waiting: deque[Sequence] = deque()
+        self.discipline = discipline
+        self._left_s = left_s
+        #: By rank, those of equal rank in order of coming.
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
 
@@ -83,7 +107,8 @@ class Scheduler:
                 f"{sequence.prompt_tokens} prompt + {sequence.max_tokens} output tokens do not fit "
                 f"in {capacity} pages of {size} tokens"
             )
-        self.waiting.append(sequence)
+        sequence.rank = self._rank(sequence)
+        insort_right(self.waiting, sequence, key=_BY_RANK)
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence at any point; one that a step computes now gives its memory back after."""
@@ -112,16 +137,17 @@ class Scheduler:
             for sequence in pending:
                 budget -= self._add_token(sequence, items)
         due = [s for s in decoding if s.lease is not None and not self._due_in(s, tick)]
-        for sequence in self.running:
-            if not sequence.decoding:
-                budget -= self._add_chunk(sequence, budget, items)
-        # After a preemption nothing is admitted: what it freed is for those that go on.
-        while self.preemptions == preemptions and len(self.running) < limits.max_batch:
-            if limits.whole_prompts and self._prefilling(items):
-                break
-            next_up = self._next_waiting(budget)
+        begun = self._begun()
+        while not (limits.one_prompt and self._prefilling(items)):
+            next_up = None
+            # After a preemption nothing is admitted: what it freed is for those that go on.
+            if self.preemptions == preemptions and len(self.running) < limits.max_batch:
+                next_up = self._next_waiting(budget, begun[0].rank if begun else math.inf)
             if next_up is None:
-                break
+                if not begun:
+                    break
+                budget -= self._add_chunk(begun.pop(0), budget, items)
+                continue
             self.waiting.remove(next_up)
             self.running.append(next_up)
             admitted.append(next_up)
@@ -200,6 +226,21 @@ class Scheduler:
         """Ticks before the one at whose end the sequence's next token is due."""
         return (sequence.phase - tick) % self.limits.phases
 
+    # -- order
+
+    def _rank(self, sequence: Sequence) -> float:
+        if sequence.preemptions:
+            return -math.inf
+        left_s = 0.0 if sequence.decoding else self._left_s(sequence)
+        return self.discipline.rank(sequence.arrived_s, left_s)
+
+    def _begun(self) -> list[Sequence]:
+        """Prompts that hold memory and are not computed yet, best rank first."""
+        begun = [sequence for sequence in self.running if not sequence.decoding]
+        for sequence in begun:
+            sequence.rank = self._rank(sequence)
+        return sorted(begun, key=_BY_RANK)
+
     # -- memory
 
     @property
@@ -207,12 +248,14 @@ class Scheduler:
         """A sequence that has begun waits for memory: give none to newcomers."""
         return bool(self.waiting) and self.waiting[0].preemptions > 0
 
-    def _next_waiting(self, budget: int) -> Sequence | None:
-        """The first in line that can be admitted. Those that hold memory (their cache arrived)
-        pass others that find none: they are the ones that will free it.
+    def _next_waiting(self, budget: int, before: float) -> Sequence | None:
+        """The first in line, of those ranked below `before`, that can be admitted. Those that hold
+        memory (their cache arrived) pass others that find none: they will free it.
         """
         blocked = budget < self.pool.block_tokens
         for sequence in self.waiting:
+            if sequence.rank >= before:
+                break
             if sequence.lease is not None or (not blocked and self._admit(sequence)):
                 return sequence
             blocked = True
@@ -236,11 +279,18 @@ class Scheduler:
     def _add_chunk(self, sequence: Sequence, budget: int, items: list[Item]) -> int:
         """Append the next chunk of a prompt within `budget`; returns its number of tokens."""
         lease = sequence.lease
-        assert lease is not None
-        start, end = sequence.computed, len(sequence.tokens)
-        stop = end if self.limits.whole_prompts else min(end, start + budget)
+        if lease is None:  # preempted while this step was made up
+            return 0
+        start, end, size = sequence.computed, len(sequence.tokens), self.pool.block_tokens
+        if not self.limits.one_prompt:
+            stop = min(end, start + budget)
+        elif not self.discipline.preempts:
+            stop = end
+        else:
+            most = max(size, budget - budget % size)
+            stop = min(end, start + math.ceil(even_chunk(end - start, most) / size) * size)
         if stop < end:
-            stop -= stop % self.pool.block_tokens
+            stop -= stop % size
         if stop <= start:
             return 0
         checkpoints = []
@@ -277,7 +327,8 @@ class Scheduler:
         sequence.drop_memory()
         sequence.preemptions += 1
         self.preemptions += 1
-        self.waiting.appendleft(sequence)
+        sequence.rank = self._rank(sequence)
+        self.waiting.insert(0, sequence)
 
     def _end(self, sequence: Sequence, reason: str) -> None:
         sequence.finish = reason

@@ -22,7 +22,8 @@ class Sequence:
     `max_tokens` bounds what is generated (the first token included, wherever it was sampled).
     With `hand_over` the sequence ends with its first token and keeps its lease for the owner, who
     sends the cache on and releases it. `system_tokens` and `cached_tokens` are the prompt's length
-    and prefix hit in the modelled system, which pacing goes by.
+    and prefix hit in the modelled system, which pacing goes by. `arrived_s` (CLOCK_MONOTONIC) is
+    when its request arrived wherever it came in first; `rank` is its place among the prompts.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Sequence:
     hand_over: bool = False
     system_tokens: int = 0
     cached_tokens: int = 0
+    arrived_s: float = 0.0
     prompt_tokens: int = field(init=False)
     computed: int = 0
     #: The next token where it is computed but not due yet (see `Scheduler.schedule`), else -1.
@@ -42,6 +44,7 @@ class Sequence:
     keys: list[int] = field(default_factory=list)
     boundaries: list[int] = field(default_factory=list)
     phase: int = 0
+    rank: float = 0.0
     in_step: bool = False
     cancelled: bool = False
     finish: str = ""

@@ -169,8 +169,8 @@ class Courier:
     async def _push_layers(
         self, transfer: Transfer, granted: asyncio.Future[None], job: Job, parcel: Parcel
     ) -> None:
-        """Push what the passes write, as they write it. A long prompt takes several passes: latents
-        leave with each, the state and what pacing holds back with the last.
+        """Push what the passes write, as they write it (or, paced, as it would be). A long prompt
+        takes several: latents leave with each, the state with the last.
         """
         layers = self._layout.config.layers
         pushed, seen = [parcel.held] * layers, 0
@@ -186,11 +186,11 @@ class Courier:
             written = job.written[seen]
             seen += 1
             layer, last = written.layer, written.stop == parcel.n_tokens
-            if not last and (job.duration_s or layer in self._layout.state):
+            if not last and layer in self._layout.state:
                 continue
-            assert job.started_s is not None
-            if job.duration_s:
-                await sleep_until(layer_due_s(job.started_s, job.duration_s, layer, layers))
+            if written.duration_s:
+                due_s = layer_due_s(written.started_s, written.duration_s, layer, layers)
+                await sleep_until(due_s)
             if written.stop > pushed[layer] or last:
                 await self._medium.load(parcel, layer, pushed[layer], written.stop, written.fence)
                 transfer.push_many(self._medium.pieces(parcel, layer, pushed[layer], written.stop))

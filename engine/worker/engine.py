@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from engine.pacing import Pacing, Timeline, sleep_until
+from engine.pacing import Timeline, sleep_until
+from engine.prefill_time import MeasuredTime, PacedTime
 from engine.scheduler import Item, Scheduler, Step
 from engine.sequence import Sequence
 from engine.worker.errors import Cancelled, ComputeFailed, WorkerError
@@ -34,27 +35,31 @@ class StepRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A layer's cache is complete for the first `stop` tokens, once `fence` has passed."""
+    """A layer's cache is complete for the first `stop` tokens, once `fence` has passed.
+    `started_s` and `duration_s` (modelled; 0 without pacing) are those of its step.
+    """
 
     layer: int
     stop: int
     fence: Any
+    started_s: float
+    duration_s: float
 
 
 @dataclass(slots=True, eq=False)
 class Job:
     """One sequence in the engine's hands, and what its owner may wait for. One owner, one waiter.
 
-    `started_s` and `duration_s` (modelled; 0 without pacing) are of the step that ends the
-    prompt; `written` grows with each layer of each pass of it. Its last step was computed at
-    `computed_s`; `times_s` are those of generated tokens.
+    `started_s` is of the step that ends the prompt, or where each step is of one prompt (nobody's
+    memory is taken then), of its first. `written` grows from there with each layer of each pass,
+    or paced, of the last pass of each step. Its last step was computed at `computed_s`; `times_s`
+    are those of generated tokens.
     """
 
     sequence: Sequence
     submitted_s: float
     admitted_s: float | None = None
     started_s: float | None = None
-    duration_s: float = 0.0
     compute_s: float = 0.0
     computed_s: float = 0.0
     written: list[Written] = field(default_factory=list)
@@ -90,10 +95,16 @@ class EngineLoop:
     """Runs the steps of one scheduler, one at a time, paced to a profile or as fast as it can."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: StepRunner, pacing: Pacing | None, threads: int = 1
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        times: PacedTime | MeasuredTime,
+        threads: int = 1,
     ) -> None:
+        """`times` paces the steps, or learns from them."""
         self.scheduler = scheduler
-        self.pacing = pacing
+        self._times = times
+        self.pacing = times.pacing if isinstance(times, PacedTime) else None
         self.timeline = Timeline()
         self.steps = 0
         self.busy_s = 0.0
@@ -151,7 +162,7 @@ class EngineLoop:
         pacing, phases = self.pacing, self.scheduler.limits.phases
         now_s = time.monotonic()
         start_s = now_s if pacing is None else self.timeline.begin(now_s, queued)
-        duration_s = 0.0 if pacing is None else self._modelled_s(step, pacing)
+        duration_s = self._modelled_s(step)
         prompts = [item.sequence for item in step.items if not item.sequence.decoding]
         for sequence in step.admitted:
             job = self._jobs[sequence]
@@ -160,12 +171,11 @@ class EngineLoop:
                 job.notify()
         for item in step.items:
             job = self._jobs[item.sequence]
-            if item.samples and job.started_s is None:
+            if self._sends(item) and job.started_s is None:
                 job.started_s = max(start_s, job.submitted_s)
-                job.duration_s = duration_s
                 job.notify()
         if step.items:
-            self._computing = asyncio.ensure_future(self._compute(step))
+            self._computing = asyncio.ensure_future(self._compute(step, start_s, duration_s))
             self._computing.add_done_callback(self._computed)
             if phases == 1 or prompts:
                 await self._computing
@@ -188,19 +198,26 @@ class EngineLoop:
             self._bug = error
             self._wake.set()
 
-    async def _compute(self, step: Step) -> None:
+    def _sends(self, item: Item) -> bool:
+        """Whether what is written for an item may leave while it is computed: in steps of mixed
+        prompts and tokens another could still take its memory before its prompt ends."""
+        return item.samples or self.scheduler.limits.one_prompt
+
+    async def _compute(self, step: Step, start_s: float, duration_s: float) -> None:
         """Run a step in the thread, and take its results over."""
         loop = asyncio.get_running_loop()
         pushing = [
-            (index, self._jobs[item.sequence])
+            (index, item.stop, self._jobs[item.sequence])
             for index, item in enumerate(step.items)
-            if item.samples and item.sequence.hand_over
+            if item.sequence.hand_over and self._sends(item)
         ]
 
         def layer_written(layer: int, stops: tuple[int, ...], fence: Any) -> None:
-            for index, job in pushing:
-                job.written.append(Written(layer, stops[index], fence))
-                job.notify()
+            for index, last_stop, job in pushing:
+                # The modelled device has written a layer once the whole step has.
+                if self.pacing is None or stops[index] == last_stop:
+                    job.written.append(Written(layer, stops[index], fence, start_s, duration_s))
+                    job.notify()
 
         def on_layer(layer: int, stops: tuple[int, ...]) -> None:
             loop.call_soon_threadsafe(layer_written, layer, stops, self._runner.fence())
@@ -220,6 +237,11 @@ class EngineLoop:
                 job = self._jobs[item.sequence]
                 job.compute_s += done_s - began_s
                 job.computed_s = done_s
+            if isinstance(self._times, MeasuredTime) and not all(
+                item.sequence.decoding for item in step.items
+            ):
+                n_tokens = sum(item.stop - item.start for item in step.items)
+                self._times.learn(n_tokens, done_s - began_s)
             self.scheduler.absorb(step, tokens)
         finally:
             self._computing = None
@@ -244,16 +266,21 @@ class EngineLoop:
                 sequence.overruns += 1
                 sequence.worst_overrun = max(sequence.worst_overrun, ratio)
 
-    def _modelled_s(self, step: Step, pacing: Pacing) -> float:
-        """A tick of decode, if any sequence decodes, and the prompts computed beside it."""
-        duration_s = 0.0
+    def _modelled_s(self, step: Step) -> float:
+        """A tick of decode, if any sequence decodes, and the prompts computed beside it; 0 without
+        pacing."""
+        times, duration_s = self._times, 0.0
+        if not isinstance(times, PacedTime):
+            return duration_s
         decoding = [s for s in self.scheduler.running if s.decoding]
         if decoding:
             context = sum(len(sequence.tokens) for sequence in decoding)
             phases = self.scheduler.limits.phases
-            duration_s += pacing.decode_step_s(len(decoding), context) / phases
+            duration_s += times.pacing.decode_step_s(len(decoding), context) / phases
         return duration_s + sum(
-            _prefill_s(item, pacing) for item in step.items if not item.sequence.decoding
+            times.chunk_s(item.sequence, item.start, item.stop)
+            for item in step.items
+            if not item.sequence.decoding
         )
 
     def _settle(self, job: Job) -> None:
@@ -261,23 +288,6 @@ class EngineLoop:
         if job.ended and not job.sequence.in_step:
             self._jobs.pop(job.sequence, None)
         job.notify()
-
-
-def _prefill_s(item: Item, pacing: Pacing) -> float:
-    """Modelled seconds of a prompt chunk. A whole prompt costs T(l) - T(c) + T(0); of one cut
-    in chunks, the fixed T(0) is paid with the first.
-    """
-    sequence = item.sequence
-    scale = (sequence.system_tokens or sequence.prompt_tokens) / sequence.prompt_tokens
-    lease = sequence.lease
-    assert lease is not None
-    first = item.start == lease.reused_tokens
-    cached = item.start * scale
-    if first and sequence.system_tokens and not sequence.preemptions:
-        # The control plane judges caches per cluster: what another instance of it holds counts.
-        cached = float(sequence.cached_tokens)
-    duration_s = pacing.prefill_s(item.stop * scale, min(cached, item.stop * scale))
-    return duration_s if first else duration_s - pacing.prefill(0.0)
 
 
 def _limit_threads(threads: int) -> None:

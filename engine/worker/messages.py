@@ -31,8 +31,8 @@ class Destination:
 @dataclass(frozen=True, slots=True)
 class PrefillRequest:
     """`prompt` are engine tokens; `system_tokens`, `cached_tokens`, `held_tokens` and
-    `block_tokens` are lengths in the modelled system (0 without one). Without a destination, decode
-    happens here.
+    `block_tokens` are lengths in the modelled system (0 without one). `waited_s` is how long ago
+    the request arrived where it came in first. Without a destination, decode happens here.
     """
 
     key: Key
@@ -44,6 +44,7 @@ class PrefillRequest:
     tenant: str
     sampling: Sampling
     destination: Destination | None
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ def parse_prefill(body: Any, vocab: int) -> PrefillRequest:
         tenant=_text(fields, "tenant", ""),
         sampling=parse_sampling(fields),
         destination=destination,
+        waited_s=_seconds(fields, "waited_s"),
     )
 
 
@@ -182,3 +184,12 @@ def _whole(fields: Mapping[str, Any], name: str, least: int, default: int | None
     if type(value) is not int or value < least:
         raise BadRequest(f"{name}: {value!r}; a whole number >= {least} would do")
     return value
+
+
+def _seconds(fields: Mapping[str, Any], name: str) -> float:
+    value = fields.get(name)
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise BadRequest(f"{name}: {value!r}; seconds >= 0 would do")
+    return float(value)

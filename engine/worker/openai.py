@@ -85,6 +85,7 @@ def parse_completion(body: Any, name: str, worker: Worker) -> Sequence:
         tenant=str(body.get("user") or ""),
         sampling=parse_sampling(body),
         stop_tokens=_stops(body, worker, vocab),
+        arrived_s=time.monotonic(),
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.disciplines import DISCIPLINES
 from engine.transport.codec import CODECS, RAW
 from engine.transport.security import ANY, Security
 from engine.transport.sockets import is_loopback
@@ -35,7 +37,8 @@ class InputError(ValueError):
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """`pages` and `slots` are what requests can use; scratch is extra. `page_tokens` is the block
-    size of paged latents, prefix keys and checkpoints, in engine tokens.
+    size of paged latents, prefix keys and checkpoints, in engine tokens. `queue_ageing` and
+    `slo_ttft_s` are parameters of the discipline (`engine.disciplines`), in this worker's seconds.
     """
 
     socket: Path | None
@@ -54,6 +57,9 @@ class WorkerOptions:
     step_tokens: int = 2048
     pass_tokens: int = 8192
     checkpoint_interval: int = 32
+    queue_discipline: str = DISCIPLINES[0]
+    queue_ageing: float = 0.1
+    slo_ttft_s: float = 10.0
     pacing: Path | None = None
     data_host: str = "127.0.0.1"
     data_port: int = 0
@@ -103,7 +109,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=2048,
         metavar="N",
-        help="tokens a step when prefill and decode share one engine (default: 2048)",
+        help="tokens a step when prefill and decode share one engine, and of a chunk where prompts "
+        "may take over from each other (default: 2048)",
     )
     parser.add_argument(
         "--pass-tokens",
@@ -118,6 +125,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=32,
         metavar="BLOCKS",
         help="keep a state every so many blocks of a prompt, 0 for none (default: 32)",
+    )
+    parser.add_argument(
+        "--queue-discipline",
+        choices=DISCIPLINES,
+        default=DISCIPLINES[0],
+        help="order of waiting prompts (default: fifo); the others change prompts between chunks",
+    )
+    parser.add_argument(
+        "--queue-ageing",
+        type=float,
+        default=0.1,
+        metavar="X",
+        help="shortest-first: seconds of work a second of waiting is worth (default: 0.1)",
+    )
+    parser.add_argument(
+        "--slo-ttft-s",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="least-slack: when a first token is due after its request's arrival (default: 10)",
     )
     parser.add_argument(
         "--pacing", default="none", metavar="FILE.json|none", help="device profile to be paced to"
@@ -187,6 +214,10 @@ def from_namespace(parsed: argparse.Namespace) -> WorkerOptions:
         if getattr(parsed, name) < least:
             flag = "--" + name.replace("_", "-")
             raise InputError(f"{flag} {getattr(parsed, name)}; {least} or more would do")
+    for name in ("queue_ageing", "slo_ttft_s"):
+        if not 0 < getattr(parsed, name) < math.inf:
+            flag = "--" + name.replace("_", "-")
+            raise InputError(f"{flag} {getattr(parsed, name)}; a number above 0 would do")
     if parsed.step_tokens < parsed.page_tokens:
         raise InputError(
             f"--step-tokens {parsed.step_tokens} is less than a page of {parsed.page_tokens}"
@@ -216,6 +247,9 @@ def from_namespace(parsed: argparse.Namespace) -> WorkerOptions:
         step_tokens=parsed.step_tokens,
         pass_tokens=parsed.pass_tokens,
         checkpoint_interval=parsed.checkpoint_interval,
+        queue_discipline=parsed.queue_discipline,
+        queue_ageing=parsed.queue_ageing,
+        slo_ttft_s=parsed.slo_ttft_s,
         pacing=None if parsed.pacing == "none" else Path(parsed.pacing),
         data_host=parsed.data_host,
         data_port=parsed.data_port,

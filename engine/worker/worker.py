@@ -14,7 +14,9 @@ from typing import Any
 from engine.cache.checkpoints import CheckpointPolicy
 from engine.cache.figures import CacheEvent
 from engine.cache.pool import HybridPool, NeverFits
+from engine.disciplines import make_discipline
 from engine.pacing import Pacing
+from engine.prefill_time import MeasuredTime, PacedTime
 from engine.runner import Runner
 from engine.scheduler import Limits, Scheduler
 from engine.sequence import Sequence
@@ -95,9 +97,13 @@ class Worker:
             first_slot=1,
             on_event=self._note,
         )
-        self.scheduler = Scheduler(self.pool, self._limits(options.role))
+        times = MeasuredTime() if pacing is None else PacedTime(pacing)
+        discipline = make_discipline(
+            options.queue_discipline, options.queue_ageing, options.slo_ttft_s
+        )
+        self.scheduler = Scheduler(self.pool, self._limits(options.role), discipline, times.left_s)
         self._runner = Runner(engine.model, engine.storage, options.pass_tokens)
-        self.loop = EngineLoop(self.scheduler, self._runner, pacing, options.threads)
+        self.loop = EngineLoop(self.scheduler, self._runner, times, options.threads)
         self._activity = asyncio.Event()
         self.arrivals = Arrivals(self._memory_freed)
         self.courier = Courier(
@@ -158,6 +164,7 @@ class Worker:
             hand_over=True,
             system_tokens=request.system_tokens,
             cached_tokens=request.cached_tokens,
+            arrived_s=time.monotonic() - request.waited_s,
         )
         if request.key in self.jobs:
             raise Rejected(f"{request.key.request_id} attempt {request.key.attempt} is in hand")
@@ -228,6 +235,7 @@ class Worker:
             tenant=arrival.tenant,
             sampling=request.sampling,
             stop_tokens=frozenset() if request.ignore_eos else self.engine.stop_tokens,
+            arrived_s=time.monotonic(),
         )
         sequence.keys = list(arrival.lease.keys)
         sequence.arrive(arrival.lease, arrival.first_token)
@@ -315,7 +323,7 @@ class Worker:
     def _limits(self, role: str) -> Limits:
         options, pacing = self.options, self.pacing
         if role == "prefill":
-            return Limits(options.slots, options.step_tokens, whole_prompts=True)
+            return Limits(options.slots, options.step_tokens, one_prompt=True)
         if pacing is None:
             return Limits(options.max_batch, options.step_tokens)
         return Limits(pacing.max_batch, options.step_tokens, phases=pacing.phases)
@@ -341,6 +349,7 @@ class Worker:
             "layout": self.engine.layout.layout_id,
             "vocab": self.engine.model.config.vocab,
             "page_tokens": self.options.page_tokens,
+            "queue_discipline": self.scheduler.discipline.name,
         }
 
     def stats(self) -> dict[str, Any]:

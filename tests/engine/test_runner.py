@@ -56,7 +56,7 @@ def test_chunks_across_checkpoints_equal_one_shot(model, engine):
         cut.generate(prompt, 1)
         assert len(cut.logits) == -(-150 // (step_tokens // PAGE * PAGE))
         torch.testing.assert_close(cut.logits[-1][0], expected, **TOLERANCE)
-    passes = engine(model, limits=Limits(whole_prompts=True), forward_tokens=32)
+    passes = engine(model, limits=Limits(one_prompt=True), forward_tokens=32)
     passes.generate(prompt, 1)
     torch.testing.assert_close(passes.logits[-1][0], expected, **TOLERANCE)
 

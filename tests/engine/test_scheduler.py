@@ -109,7 +109,7 @@ def test_chunks_end_on_pages_and_decode_goes_first():
 
 
 def test_whole_prompts_are_computed_one_a_step_in_order():
-    engine = FakeEngine(64, 8, Limits(step_tokens=8, whole_prompts=True))
+    engine = FakeEngine(64, 8, Limits(step_tokens=8, one_prompt=True))
     for name, start in (("a", 0), ("b", 100)):
         engine.scheduler.add(Sequence(name, list(range(start, start + 30)), 1, hand_over=True))
     step, fed = engine.step()
