@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -233,23 +234,27 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def describe_validation(error: ValidationError, data: Any = None) -> str:
-    """The first fault of a validation in one line."""
-    return ": ".join(first_fault(error, data))
+def describe_validation(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first fault of a validation of `model` in one line."""
+    return ": ".join(first_fault(error, None, model))
 
 
-def first_fault(error: ValidationError, data: Any) -> tuple[str, str]:
+def first_fault(
+    error: ValidationError, data: Any, model: type[BaseModel] = Experiment
+) -> tuple[str, str]:
     """(field, fault) of the first fault, in one line: what was found and what would do."""
     first = error.errors()[0]
     field = _field(first["loc"], data)
     found = first.get("input")
-    shown = "" if isinstance(found, (dict, list)) or found is None else f" (found {found!r})"
+    shown = "" if isinstance(found, (dict, list, bool)) or found is None else f" (found {found!r})"
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(first["loc"][-1]), sorted(_field_names(Experiment)))
-        return field, "unknown key" + (f"; did you mean {near[0]}?" if near else "")
+        near = _meant(field, found, model)
+        return field, "unknown key" + (f"; did you mean {near}?" if near else "")
     if first["type"] == "union_tag_invalid":
         known = first["ctx"]["expected_tags"].replace("'", "")
         return f"{field}.kind", f"{first['ctx']['tag']!r} is unknown (there are: {known})"
+    if first["type"] in ("model_type", "model_attributes_type"):
+        return field, f"must be a table{shown}"
     message = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
     if first["type"] == "int_parsing_size":  # pydantic speaks of a string, whatever it was
         message = "must be a whole number of a sane size"
@@ -276,10 +281,33 @@ def _field(location: tuple[int | str, ...], data: Any) -> str:
     return ".".join(parts) or "experiment"
 
 
-def _field_names(model: Any) -> set[str]:
-    """Names of all fields of a model and of the models in it."""
-    if isinstance(model, type) and issubclass(model, BaseModel):
-        return set(model.model_fields).union(
-            *(_field_names(each.annotation) for each in model.model_fields.values())
-        )
-    return set().union(*map(_field_names, get_args(model)))
+def _meant(field: str, found: Any, model: type[BaseModel]) -> str | None:
+    """The key most like the unknown `field`, which holds `found`: beside it, or wherever it is."""
+    *place, name = field.split(".")
+    configuration = place[1] if place[:1] == ["configurations"] and place[1:] else _ANY
+    every = {key.replace(_ANY, configuration): first for key, first in _keys(model)}
+    beside = [key for key in every if key.split(".")[:-1] == place]
+    for keys in (beside, sorted(every, key=len)):
+        names = {key.rpartition(".")[2]: key for key in reversed(keys)}
+        near = difflib.get_close_matches(name, names)
+        if near:
+            meant, first = names[near[0]], every[names[near[0]]]
+            return f"{meant}.{first}" if first and not isinstance(found, (dict, list)) else meant
+    return None
+
+
+#: Stands for the name of a configuration.
+_ANY = "NAME"
+
+
+def _keys(annotation: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys of a model and of those in it, and for tables the first key in each."""
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        for each in get_args(annotation):
+            yield from _keys(each, prefix)
+        return
+    for name, field in annotation.model_fields.items():
+        below = f"{prefix}{name}." + (f"{_ANY}." if name == "configurations" else "")
+        inside = list(_keys(field.annotation, below))
+        yield f"{prefix}{name}", inside[0][0].removeprefix(f"{prefix}{name}.") if inside else ""
+        yield from inside

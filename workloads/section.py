@@ -1,10 +1,18 @@
-"""What every table of an experiment file is held to: known keys, and numbers of a sane size."""
+"""What tables of TOML files are held to: known keys, numbers that are numbers, of a sane size."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 #: The last part of a name is its unit, and the unit bounds its values: (name's end, most). The
 #: first that fits holds. Token counts are 32 bits wide in the results and in traces.
@@ -31,11 +39,35 @@ def size_fault(name: str, value: float) -> str | None:
     return None
 
 
-class Section(BaseModel):
-    """Immutable, without unknown keys; every number is finite and bounded by the unit that its
-    name ends in, whatever else its field says. Tables in it check their own."""
+_NO_NUMBER = PydanticCustomError("no_number", "must be a number, not true or false")
+
+
+class Table(BaseModel):
+    """Immutable, without unknown keys; numbers are finite, and `true` is none. Tables in it check
+    their own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    # Of the whole table, not "*" of its fields: one that tells kinds apart may have no validator.
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers(cls, data: Any) -> Any:
+        faults: list[InitErrorDetails] = [
+            {"type": _NO_NUMBER, "loc": (name,), "input": data[name]}
+            for name, field in cls.model_fields.items()
+            if isinstance(data, dict)
+            and _holds_boolean(data.get(name))
+            and bool not in (kinds := set(_leaves(field.annotation)))
+            and kinds & {int, float}
+        ]
+        if faults:
+            raise ValidationError.from_exception_data(cls.__name__, faults)
+        return data
+
+
+class Section(Table):
+    """A table whose numbers are bounded by the unit that their names end in, whatever else their
+    fields say."""
 
     @field_validator("*")
     @classmethod
@@ -52,3 +84,17 @@ class Section(BaseModel):
 
 def _all(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
+
+
+def _leaves(annotation: Any) -> tuple[Any, ...]:
+    """The types that an annotation is made of, without the containers around them."""
+    inner = get_args(annotation)
+    return sum(map(_leaves, inner), ()) if inner else (annotation,)
+
+
+def _holds_boolean(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_boolean, value))
+    if isinstance(value, dict):
+        return any(map(_holds_boolean, value.values()))
+    return isinstance(value, bool)

@@ -23,8 +23,8 @@ from workloads.traces.readers import FORMATS, detect, open_trace
 from workloads.traces.writers import SUFFIXES, save
 
 _EPILOG = f"""\
-formats: {", ".join(FORMATS)} (told apart by content);
-plain, .gz and .zst.
+formats: {", ".join(FORMATS)}; plain, gzip and zstd.
+Both are told by content, whatever a file is called.
 What is written ends in {", ".join(SUFFIXES)} (Mooncake's).
 
 examples:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from workloads.section import Table
 
 
-class _Layer(BaseModel):
+class _Layer(Table):
     """`count` equal layers. Both sizes are of all of them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     count: int = Field(ge=1)
     value_bytes: int = Field(2, ge=1, description="bytes of a cached value (2: bf16)")

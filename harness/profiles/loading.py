@@ -9,20 +9,17 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from harness.profiles.curves import Curve, Linear, LogLog, Quadratic
 from harness.profiles.layers import Layer, cache_bytes
 from harness.profiles.profile import DecodeStep, Origin, Profile, ProfileError, Provenance
+from workloads.section import Table
 
 Point = tuple[float, float]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class PrefillSection(_Section):
+class PrefillSection(Table):
     """Points (tokens, seconds), joined by `interpolation`. `coefficients` replace the fit of a
     quadratic: seconds, per token, per token squared."""
 
@@ -69,7 +66,7 @@ class PrefillSection(_Section):
         return fitted
 
 
-class CacheSection(_Section):
+class CacheSection(Table):
     """Layers, or the two sizes themselves."""
 
     layers: tuple[Layer, ...] = ()
@@ -96,7 +93,7 @@ class CacheSection(_Section):
         return self.fixed_bytes, self.per_token_bytes, self.n_layers
 
 
-class DecodeSection(_Section):
+class DecodeSection(Table):
     """The coefficients of `DecodeStep`, or points (batch, context tokens in all, seconds) to which
     they are fitted by non-negative least squares on relative error."""
 
@@ -131,7 +128,7 @@ class DecodeSection(_Section):
         return DecodeStep(*(float(value) for value in solution / size))
 
 
-class ProvenanceSection(_Section):
+class ProvenanceSection(Table):
     origin: Origin
     note: str = Field(min_length=1)
     device: str = ""
@@ -146,7 +143,7 @@ class ProvenanceSection(_Section):
         return self
 
 
-class ProfileFile(_Section):
+class ProfileFile(Table):
     """The whole file."""
 
     schema_version: Literal[1]
@@ -238,5 +235,6 @@ def _first_fault(error: ValidationError) -> str:
         return f"{field}: unknown key"
     if fault["type"] == "missing":
         return f"{field}: is missing"
-    shown = "" if isinstance(found, (dict, list, tuple)) else f" (found {found!r})"
-    return f"{field}: {fault['msg'].removeprefix('Value error, ')}{shown}"
+    shown = "" if isinstance(found, (dict, list, tuple, bool)) else f" (found {found!r})"
+    message = fault["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+    return f"{field}: {message}{shown}"

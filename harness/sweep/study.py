@@ -15,10 +15,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from harness.errors import BadInput
 from harness.experiment import Experiment, describe_validation, load_experiment, presets
+from workloads.section import Table
 
 SweepMode = Literal["plan", "simulate"]
 
@@ -34,12 +35,11 @@ OWN = {
 Value = float | int | bool | str
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class AxisSpec(_Section):
+class AxisSpec(Table):
     """`key` takes each of `values`; or `keys` together take each row of `rows` (a zip)."""
+
+    # A window may be unbounded.
+    model_config = ConfigDict(allow_inf_nan=True)
 
     key: str | None = None
     values: tuple[Value, ...] = ()
@@ -69,7 +69,7 @@ class AxisSpec(_Section):
         return self.keys if self.key is None else (self.key,)
 
 
-class Study(_Section):
+class Study(Table):
     """The file of a study; also what the command line builds."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
@@ -129,7 +129,7 @@ def load_study(name_or_path: str) -> Study:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: not valid TOML: {error}") from None
     except ValidationError as error:
-        raise BadInput(f"{path}: {describe_validation(error)}") from None
+        raise BadInput(f"{path}: {describe_validation(error, Study)}") from None
 
 
 def is_experiment(name_or_path: str) -> bool:
@@ -206,7 +206,7 @@ def parse_axis(text: str) -> AxisSpec:
         rows = tuple(tuple(map(_value, value.split(":"))) for value in values)
         return AxisSpec(keys=keys, rows=rows)
     except ValidationError as error:
-        raise BadInput(f"--axis {text!r}: {describe_validation(error)}") from None
+        raise BadInput(f"--axis {text!r}: {describe_validation(error, AxisSpec)}") from None
 
 
 def _value(text: str) -> Value:

@@ -67,11 +67,12 @@ def test_no_runs_yet_is_no_error(
     assert "no runs in runs" in capsys.readouterr().out
 
 
-def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
+@pytest.mark.parametrize("command", ["run paper --dry-run", "plan bench", "runs list"])
+def test_a_reader_that_leaves_ends_the_command_quietly(command: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [*PRFAAS, "run", "paper", "--dry-run"], stdout=writing, stderr=subprocess.PIPE, check=False
+        [*PRFAAS, *command.split()], stdout=writing, stderr=subprocess.PIPE, check=False
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")

@@ -52,6 +52,53 @@ def test_unknown_key(tmp_path: Path) -> None:
     assert "wrokload: unknown key" in refuse(tmp_path, MINIMAL + "\n[wrokload]\n")
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("slo.ttf_s", "slo.ttft_s"),
+        ("measure.overlod", "measure.overload"),
+        ("rate_gbps", "link.rate_gbps"),
+        ("link.queue", "link.queue_ms"),
+        ("workload.mue", "workload.mu"),
+        ("queue", "configurations.NAME.queue.discipline"),
+        ("configurations.prfaas.treshold_tokens", "configurations.prfaas.threshold_tokens"),
+        ("configurations.prfaas.queue.dicipline", "configurations.prfaas.queue.discipline"),
+    ],
+)
+def test_an_unknown_key_names_the_whole_key_that_was_meant(key: str, meant: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        load_experiment("paper", {key: 1})
+    assert str(caught.value).endswith(f"{key}: unknown key; did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "seed=true",
+        "slo.ttft_s=true",
+        "link.rate_gbps=false",
+        "workload.output_tokens=true",
+        "workload.tenants={a=true}",
+        "measure.load_fractions=[0.5, true]",
+        "configurations.prfaas.threshold_tokens=true",
+    ],
+)
+def test_true_is_no_number(setting: str) -> None:
+    key, value = parse_override(setting)
+    with pytest.raises(BadInput, match=f"{key}: must be a number, not true or false$"):
+        load_experiment("paper", {key: value})
+
+
+def test_booleans_stay_where_they_belong() -> None:
+    experiment = load_experiment("paper", {"workload.stratified": False, "measure.unloaded": False})
+    assert not experiment.workload.stratified and not experiment.measure.unloaded
+
+
+def test_a_value_in_place_of_a_table() -> None:
+    with pytest.raises(BadInput, match=r"slo: must be a table \(found 3\)$"):
+        load_experiment("paper", {"slo": 3})
+
+
 def test_impossible_value_names_field_and_value(tmp_path: Path) -> None:
     message = refuse(tmp_path, MINIMAL.replace("n_decode = 1", "n_decode = 0"))
     assert "configurations.a.n_decode" in message and "found 0" in message
@@ -164,11 +211,6 @@ def test_parameters_of_the_schedulers_are_looked_at_before_a_run(name: str, valu
 def test_the_widest_lengths_are_planned_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "bench", "--dry-run", "--set", "workload.max_tokens=2147483647"]) == 0
     assert "# prfaas: latency at" in capsys.readouterr().out
-
-
-def test_an_unknown_key_suggests_a_known_one() -> None:
-    with pytest.raises(BadInput, match=r"measure\.overlod: unknown key; did you mean overload"):
-        load_experiment("bench", {"measure.overlod": 2})
 
 
 def test_an_unknown_kind_lists_those_there_are() -> None:

@@ -232,6 +232,8 @@ def test_a_measured_profile_loads_and_fits_its_decode_points(tmp_path):
     ("old", "new", "message"),
     [
         ("max_batch = 8", "max_batch = 8\n    batch = 1", "decode.batch: unknown key"),
+        ("max_batch = 8", "max_batch = true", "decode.max_batch: must be a number, not true"),
+        ("[64, 0.01]", "[64, nan]", "prefill.points.*must be a finite number"),
         ("[64, 0.01]", "[64, 0.06]", "prefill: points: .*seconds must not fall"),
         ('"linear"', '"cubic"', "prefill.interpolation: .*'cubic'"),
         ("n_layers = 4", "", "cache: give layers, or all of"),
