@@ -38,7 +38,8 @@ class Side:
     """Repeats of one version: `values` holds one value a run for each figure.
 
     `seeds` are those of runs in virtual time, empty otherwise; two sides with equal ones are
-    compared exactly. `settings` are the flattened ones of each run, without name and seed.
+    compared exactly. `settings` are the flattened ones of each run, without name and seed; empty
+    where they cannot be read. `faults` say which runs are not to be trusted, and why.
     """
 
     label: str
@@ -46,6 +47,7 @@ class Side:
     runs: int
     seeds: tuple[int, ...] = ()
     settings: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,10 @@ class Limit:
     share: float
     configuration: str = ""
     phase: str = ""
+
+    def __str__(self) -> str:
+        names = [name for name in (self.configuration, self.phase, self.metric) if name]
+        return f"'{'/'.join(names)}:{self.share * 100:g}%'"
 
     def matches(self, key: Key) -> bool:
         configuration, phase, metric = key
@@ -127,8 +133,11 @@ def load_side(paths: Sequence[Path], label: str = "") -> Side:
     runs = runs_at(paths)
     collected: dict[Key, list[float]] = {}
     seeds: list[int] = []
+    faults: list[str] = []
     for path in runs:
         read = summary.read(path)
+        if read.verdict != "ok":
+            faults.append(f"{path.name}: {read.verdict}")
         for figure in figures(read):
             collected.setdefault(figure.key, []).append(figure.value)
         if read.mode == "simulate" and read.seed is not None:
@@ -136,7 +145,8 @@ def load_side(paths: Sequence[Path], label: str = "") -> Side:
     kept = {key: tuple(values) for key, values in collected.items() if len(values) == len(runs)}
     name = label or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
     settings = tuple(rundir.settings(path) for path in runs)
-    return Side(name, kept, len(runs), tuple(seeds) if len(seeds) == len(runs) else (), settings)
+    kept_seeds = tuple(seeds) if len(seeds) == len(runs) else ()
+    return Side(name, kept, len(runs), kept_seeds, settings, tuple(faults))
 
 
 def notices(base: Side, candidate: Side) -> list[str]:
@@ -145,13 +155,17 @@ def notices(base: Side, candidate: Side) -> list[str]:
     """
     said = []
     for side in (base, candidate):
+        said += [f"warning: {fault}" for fault in side.faults]
+        if not all(side.settings):
+            said.append(f"note: what {side.label} was asked to do cannot be read")
+            continue
         keys = rundir.differing(side.settings)
         if keys:
             said.append(
                 f"note: the runs of {side.label} are no repeats of one experiment; they differ in "
                 f"{rundir.listed(keys)}"
             )
-    if base.settings and candidate.settings:
+    if base.settings and candidate.settings and all((*base.settings, *candidate.settings)):
         before, after = base.settings[0], candidate.settings[0]
         changes = [
             f"{key} {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
@@ -215,6 +229,24 @@ def failures(lines: Sequence[Line], limits: Sequence[Limit]) -> list[Line]:
                 failed.append(line)
                 break
     return failed
+
+
+def unjudged(lines: Sequence[Line], limits: Sequence[Limit]) -> list[str]:
+    """Of each limit that nothing could break: why, in a line. Raises CompareError for one that
+    names no figure, which is a mistake.
+    """
+    said = []
+    for limit in limits:
+        named = [line for line in lines if limit.matches(line.key)]
+        if not named:
+            places = dict.fromkeys("/".join(filter(None, line.key[:2])) for line in lines)
+            raise CompareError(
+                f"--fail-on {limit}: no such figure in both; they have figures of "
+                f"{', '.join(places)}"
+            )
+        if all(line.verdict is Verdict.UNDECIDED for line in named):
+            said.append(f"--fail-on {limit}: not judged, too few runs to tell (five a side do)")
+    return said
 
 
 def _percent(share: float) -> str:

@@ -6,6 +6,7 @@ Files: run.json (identity), experiment.toml as resolved, requests/tokens/links/i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -89,10 +90,13 @@ class RunDir:
         try:
             data = json.loads(path.read_text())
             known = {name: data[name] for name in Identity.__slots__ if name in data}
-            return Identity(**known)
+            identity = Identity(**known)
+            if not all(isinstance(each, str) for each in (identity.name, identity.created_utc)):
+                raise ValueError("name and created_utc are no strings")
+            return identity
         except OSError as error:
             raise RunDirError(f"{self.path}: not a run directory (no {IDENTITY})") from error
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise RunDirError(f"{path}: not readable: {error}") from error
 
 
@@ -151,14 +155,27 @@ def is_run(path: Path) -> bool:
 
 
 def list_runs(root: Path) -> list[RunInfo]:
-    """The runs directly under `root`, oldest first. A missing root has none."""
+    """The runs directly under `root`, oldest first. A missing root has none. A run whose identity
+    is damaged has its directory's name, mode "unreadable" and no date.
+    """
     found = []
     for path in sorted(root.iterdir()) if root.is_dir() else ():
         if path.is_dir() and not path.name.startswith(".") and is_run(path):
             run = RunDir(path)
-            size = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
-            found.append(RunInfo(path, run.identity(), run.complete, size))
+            try:
+                identity = run.identity()
+            except RunDirError:
+                identity = Identity(path.name, mode="unreadable")
+            found.append(RunInfo(path, identity, run.complete, _size_bytes(path)))
     return sorted(found, key=lambda info: (info.identity.created_utc, info.path.name))
+
+
+def _size_bytes(directory: Path) -> int:
+    size = 0
+    for each in directory.rglob("*"):
+        with contextlib.suppress(OSError):  # A run under way replaces its files.
+            size += each.lstat().st_size if each.is_file() else 0
+    return size
 
 
 def choose_for_pruning(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.cli.numbers import finite
 from harness.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
@@ -37,9 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit 7 on a significant regression larger than this (repeatable)",
     )
     parser.add_argument(
-        "--min-effect", type=float, default=2.0, metavar="PERCENT",
+        "--min-effect",
+        type=finite(0),
+        default=2.0,
+        metavar="PERCENT",
         help="changes below this do not matter (default: 2)",
-    )  # fmt: skip
+    )
     parser.add_argument("--metric", action="append", help="only this metric (repeatable)")
     parser.add_argument("--all", action="store_true", help="also figures without a difference")
     parser.add_argument("--json", action="store_true", help="for machines")
@@ -54,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
         notices,
         parse_limit,
         sentence,
+        unjudged,
     )
     from results.figures import METRICS
 
@@ -65,6 +70,8 @@ def run(options: argparse.Namespace) -> int:
     for notice in notices(base, candidate):
         print(notice, file=sys.stderr)
     lines = compare(base, candidate, options.min_effect / 100)
+    for notice in unjudged(lines, limits):
+        print(f"warning: {notice}", file=sys.stderr)
     if options.metric:
         lines = [line for line in lines if line.key[2] in options.metric]
     failed = failures(lines, limits)
@@ -75,7 +82,11 @@ def run(options: argparse.Namespace) -> int:
     shown = [line for line in lines if options.all or line.verdict not in quiet]
     _print_table(shown or lines[:0], base.label, candidate.label)
     for line in shown:
-        print(sentence(line))
+        if line.verdict is not Verdict.UNDECIDED:
+            print(sentence(line))
+    undecided = sum(line.verdict is Verdict.UNDECIDED for line in shown)
+    if undecided:
+        print(f"{undecided} of {len(lines)} figures: too few runs to tell (five a side do)")
     hidden = len(lines) - len(shown)
     if hidden:
         print(f"{hidden} of {len(lines)} figures show no difference that matters (--all)")

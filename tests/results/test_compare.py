@@ -138,12 +138,16 @@ def test_noise_floor() -> None:
         noise.floors(side([1.0, 2.0]))
 
 
-def write_run(directory: Path, p90: float, mode: str = "emulate", seed: int = 1) -> None:
+def write_run(
+    directory: Path, p90: float, mode: str = "emulate", seed: int = 1, verdict: str = "ok"
+) -> None:
     directory.mkdir(parents=True)
     phase = PhaseSummary("latency", ttft=Latency(p90=Measured(p90, p90)))
-    run = RunSummary("bench", mode, (ConfigurationSummary("prfaas", phases=(phase,)),), seed=seed)
+    configurations = (ConfigurationSummary("prfaas", phases=(phase,)),)
+    run = RunSummary("bench", mode, configurations, seed=seed, verdict=verdict)
     (directory / "summary.json").write_text(summary.to_json(run))
     (directory / "run.json").write_text('{"name": "bench"}')
+    (directory / "experiment.toml").write_text(f'mode = "{mode}"')
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +160,14 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main([*arguments, "--fail-on", "ttft_p90:5%"]) == 7
     assert "FAILED prfaas/latency/ttft_p90: +10.00 %" in capsys.readouterr().out
     assert main([*arguments, "--fail-on", "ttft_p90:15%"]) == 0
-    assert main([*arguments, "--fail-on", "oops:15%"]) == 2
+    for mistake in ("oops:15%", "prfas/latency/ttft_p90:5%", "prfaas/latncy/ttft_p90:5%", ""):
+        assert main([*arguments, "--fail-on", mistake]) == 2
+    assert main([*arguments, "--fail-on", "goodput:5%"]) == 2
+    assert "'goodput:5%': no such figure in both; they have figures of prfaas/latency" in (
+        capsys.readouterr().err
+    )
+    with pytest.raises(SystemExit):
+        main([*arguments, "--min-effect", "nan"])
     capsys.readouterr()
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["verdict"] == "regression"
@@ -172,6 +183,29 @@ def test_single_runs_of_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixt
     arguments = ["compare", str(tmp_path / "a"), str(tmp_path / "b")]
     assert main([*arguments, "--fail-on", "ttft_p90:5%"]) == 7
     assert "compared exactly" in capsys.readouterr().out
+
+
+def test_a_limit_that_nothing_can_break_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "a", 3.0)
+    write_run(tmp_path / "b", 9.0, verdict="interrupted")
+    arguments = ["compare", str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main([*arguments, "--fail-on", "ttft_p90:5%"]) == 0
+    said = capsys.readouterr()
+    assert "warning: --fail-on 'ttft_p90:5%': not judged, too few runs to tell" in said.err
+    assert "warning: b: interrupted" in said.err
+    assert "1 of 1 figures: too few runs to tell" in said.out
+
+
+def test_settings_that_cannot_be_read_are_no_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "a", 3.0, "simulate")
+    write_run(tmp_path / "b", 3.0, "simulate")
+    (tmp_path / "b" / "experiment.toml").write_text("[")
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().err == "note: what b was asked to do cannot be read\n"
 
 
 def test_which_direction_is_better() -> None:

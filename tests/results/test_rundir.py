@@ -66,6 +66,18 @@ def test_listed_oldest_first_and_others_left_out(tmp_path: Path) -> None:
     assert rundir.list_runs(tmp_path / "absent") == []
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "x", "created_utc": 5}'])
+def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path, text: str) -> None:
+    good = rundir.create(tmp_path, Identity("bench"), "")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "run.json").write_text(text)
+    damaged, found = rundir.list_runs(tmp_path)
+    assert found.path == good.path
+    assert (damaged.identity.name, damaged.identity.mode) == ("damaged", "unreadable")
+    assert rundir.choose_for_pruning([damaged, found], keep=1) == []
+    assert rundir.choose_for_pruning([damaged], incomplete=True) == [damaged]
+
+
 def test_pruning_rules(tmp_path: Path) -> None:
     paths = [make(tmp_path, "a", NOON + timedelta(days=d)) for d in range(4)]
     torn = make(tmp_path, "b", NOON + timedelta(days=9), complete=False)
