@@ -84,8 +84,8 @@ class Report:
             f"{self.most_in_flight} in flight at most; {self.verified} verified token for token "
             "against one engine",
             f"{self.fetched} prefixes crossed before a prefill, {self.fetches_failed} failed to",
-            f"{self.audited} caches audited with one digest at both ends, {self.half_audited} by one "
-            "end whose other had a fault",
+            f"{self.audited} caches audited, the same digest at both ends; {self.half_audited} at "
+            "one end only",
             f"{self.processes} processes below the harness, {self.cores:.2f} cores on average",
             *self.holdings,
             *(f"VIOLATION {each}" for each in self.violations),

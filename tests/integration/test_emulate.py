@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
@@ -86,12 +87,40 @@ def test_requests_cross_the_link_and_their_tokens_are_verified(cli, experiment_f
     assert (table[table.prefill_cluster == "pd"].wire_bytes == 0).all()
     assert (run_directory(cli.folder) / "complete").exists()
 
+    audited_as_requested(run_directory(cli.folder), table)
+
     links = pq.read_table(run_directory(cli.folder) / "links.parquet").to_pandas()
     there = links[links.link == "prfaas->pd"]
     assert set(there.verdict) <= {"free", "busy", "saturated", "lossy", "receiver-limited"}
     assert there.goodput_bps.max() > 0
     assert there.connections.max() > 0
     assert there.backlog_bytes.max() > 0
+
+
+def audited_as_requested(directory: Path, requests: pd.DataFrame) -> None:
+    """Each cache has a row of either end, one digest, and as many bytes as its request says."""
+    audit = pq.read_table(directory / "audit.parquet").to_pandas()
+    assert set(audit.outcome) == {"committed"}
+    assert (audit.reporter == audit.sender).equals(audit.direction == "sent")
+    assert (audit.reporter == audit.receiver).equals(audit.direction == "received")
+    assert set(zip(audit.configuration, audit.phase, strict=True)) == {
+        ("prfaas", "capacity"),
+        ("prfaas", "latency"),
+    }
+    cache = ["phase", "cache", "id", "attempt", "sender", "receiver", "tokens", "bytes", "digest"]
+    sent, received = (
+        audit[audit.direction == each].set_index("id").sort_index() for each in ("sent", "received")
+    )
+    assert sent.reset_index()[cache].astype(str).equals(received.reset_index()[cache].astype(str))
+    requests = requests.set_index("id").sort_index()
+    assert list(sent.index) == list(requests.index)
+    assert (sent.sender.astype(str) == requests.prefill_instance.astype(str)).all()
+    assert (sent.receiver.astype(str) == requests.decode_instance.astype(str)).all()
+    across = sent.sender_cluster.astype(str) != sent.receiver_cluster.astype(str)
+    assert (sent.wire_bytes.where(across, 0) == requests.wire_bytes).all()
+    assert (sent.wire_bytes > sent.bytes).all()
+    assert received.wire_bytes.isna().all()
+    assert sent.digest.nunique() == len(sent)
 
 
 def test_a_killed_decode_worker_loses_no_request(cli, experiment_file):
@@ -118,6 +147,10 @@ def test_a_killed_decode_worker_loses_no_request(cli, experiment_file):
         assert balance(phase["counts"])
         assert phase["counts"]["succeeded"] + phase["counts"]["failed"] > 0
     assert configuration["phases"][0]["counts"]["retried"] > 0
+    audit = pq.read_table(run_directory(cli.folder) / "audit.parquet").to_pandas()
+    # What the killed worker had not yet said, the senders of its caches said.
+    told = audit[audit.receiver == "pd-2"]
+    assert len(told[told.direction == "sent"]) >= len(told[told.direction == "received"]) > 0
     assert summary["extra"]["fleets"]["prfaas"]["lost_workers"] == ["pd-2"]
     assert_nothing_left(process.pid, descendants)
 

@@ -21,7 +21,7 @@ from results import reader, tokens
 from results.growing import GrowingParquet, sound_length
 from results.recorder import Recorder
 from results.records import RequestRecord, Status
-from results.rows import DecisionRow, InstanceRow, LinkRow
+from results.rows import AuditRow, DecisionRow, InstanceRow, LinkRow
 from results.schemas import SCHEMA_VERSION, SCHEMAS, with_metadata
 
 META = {"seed": "7", "commit": "abc", "clock": "virtual"}
@@ -119,6 +119,51 @@ def test_links_instances_and_decisions(tmp_path: Path) -> None:
     ]
     assert (first["predicted_work_us"], first["predicted_wait_us"]) == (3_000_000, 250_000)
     assert (second["threshold_tokens"], second["alternatives"]) == (None, [])
+
+
+def test_audit_rows_of_both_ends(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, META)
+    ends = ("prfaas-0", "prfaas", "pd-1", "pd")
+    digest = "0" * 30 + "ff"
+    of_the_cache = ("request", 10_000_007, 2, "acme", *ends, "", 107, 64, 43_616)
+    told_s = 1_795_990_543.723778
+    recorder.audit(
+        AuditRow(told_s, "pd-1", "received", "committed", *of_the_cache, None, digest), "a", "p"
+    )
+    recorder.audit(
+        AuditRow(told_s + 1e-3, "prfaas-0", "sent", "committed", *of_the_cache, 44_064, digest),
+        "a",
+        "p",
+    )
+    recorder.audit(
+        AuditRow(told_s + 1, "pd-1", "received", "refused", *of_the_cache, None, None), "a", "q"
+    )
+    recorder.close()
+    received, sent, refused = reader.read(tmp_path, "audit").to_pylist()
+    assert received == {
+        "configuration": "a",
+        "phase": "p",
+        "unix_us": 1_795_990_543_723_778,
+        "reporter": "pd-1",
+        "direction": "received",
+        "outcome": "committed",
+        "cache": "request",
+        "id": 10_000_007,
+        "attempt": 2,
+        "tenant": "acme",
+        "sender": "prfaas-0",
+        "sender_cluster": "prfaas",
+        "receiver": "pd-1",
+        "receiver_cluster": "pd",
+        "peer_identity": "",
+        "tokens": 107,
+        "held_tokens": 64,
+        "bytes": 43_616,
+        "wire_bytes": None,
+        "digest": digest,
+    }
+    assert (sent["wire_bytes"], sent["digest"]) == (44_064, digest)
+    assert (refused["phase"], refused["digest"]) == ("q", None)
 
 
 def test_every_field_has_a_definition_and_times_a_unit() -> None:

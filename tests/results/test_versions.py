@@ -15,7 +15,7 @@ from results.schemas import SCHEMA_VERSION, SCHEMAS
 V1 = Path(__file__).parent / "fixtures" / "v1"
 
 
-@pytest.mark.parametrize("name", sorted(SCHEMAS))
+@pytest.mark.parametrize("name", sorted(SCHEMAS.keys() - {"audit"}))
 def test_version_1_reads_as_todays_schema(name: str) -> None:
     if name != "gaps":  # Counted from `tokens` when read.
         assert reader.describe(V1 / f"{name}.parquet").schema_version == 1

@@ -49,6 +49,10 @@ async def test_audit_rows_agree(bench: Any) -> None:
     for name in ("request_id", "attempt", "tenant", "bytes", "digest", "n_tokens", "held_tokens"):
         assert sent[name] == received[0][name]
     assert sent["bytes"] == manifest.total_bytes
+    assert sent["wire_bytes"] > manifest.total_bytes
+    assert received[0]["wire_bytes"] is None
+    assert sent["peer_incarnation"] == receiver.settings.incarnation
+    assert received[0]["peer_incarnation"] == sender.settings.incarnation
 
 
 async def test_bf16_state_crosses_at_half_size(bench: Any) -> None:

@@ -163,6 +163,13 @@ def test_bodies_round_trip() -> None:
     assert Offer.decode(offer.encode(), 3) == offer
     hello = Hello("layout", 2, ("raw", "bf16"))
     assert Hello.decode(hello.encode()) == hello
+    hello = Hello("layout", -1, ("raw",), 2**64 - 1)
+    assert Hello.decode(hello.encode()) == hello
+    of_an_older_peer = b'{"layout":"layout","lane":0,"codecs":["raw"]}'
+    assert Hello.decode(of_an_older_peer).instance == 0
+    for claimed in (b"-1", b"18446744073709551616", b'"7"'):
+        with pytest.raises(FrameError):
+            Hello.decode(of_an_older_peer[:-1] + b',"instance":' + claimed + b"}")
     grant = Grant(77, b"\x01\xff")
     assert Grant.decode(grant.encode()) == grant
     commit = Commit(2**128 - 1, 5, {"a": 1})

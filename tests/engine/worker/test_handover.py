@@ -195,6 +195,11 @@ async def test_prefix_hits_on_either_side(start_worker, engine, nothing_leaked):
     assert [key for group, stored, key in events if group == "kv" and stored] == keys
     assert [keys.index(key) + 1 for group, _, key in events if group == "state"] == [2, 4, 6, 8]
     assert p.cache_events() == []
+    assert d._events is None  # nobody asked it
+    told_late = d.cache_events()
+    told = [key for group, stored, key in told_late if group == "kv" and stored]
+    assert told[: len(keys)] == keys  # and the page that decode filled
+    assert d.cache_events() == []
     # 96 tokens are six shared blocks; the state nearest below was kept at 96 (interval 2 blocks).
     warm = await p.prefill(asks("b", second, d, held_tokens=96))
     assert warm.cached_tokens == 96
