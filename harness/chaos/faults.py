@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from engine.disciplines import DISCIPLINES
+
 #: Faults begin within this span, requests arrive within it.
 SPAN_S = 4.0
 
@@ -183,6 +185,7 @@ class Plan:
     pages: int
     slots: int
     rate_bps: float
+    discipline: str
     faults: tuple[Fault, ...]
 
     @property
@@ -210,6 +213,7 @@ def draw(seed: int) -> Plan:
         pages=dice.choice([24, 40, 80]),
         slots=dice.choice([4, 6, 12]),
         rate_bps=dice.choice([1e5, 4e5, 4e6]),
+        discipline=dice.choice(DISCIPLINES),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
     )
 

@@ -15,7 +15,7 @@ def tell(outcome: Outcome) -> Iterator[str]:
     yield (
         f"seed {plan.seed}: policy {plan.policy}, {plan.n_prfaas} remote prefill, "
         f"{plan.n_prefill} local prefill and {plan.n_decode} decode workers of {plan.pages} pages "
-        f"and {plan.slots} states; {plan.n_requests} requests"
+        f"and {plan.slots} states, queues {plan.discipline}; {plan.n_requests} requests"
     )
     yield f"faults: {len(plan.faults) or 'none'}"
     for fault in plan.faults:

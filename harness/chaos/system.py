@@ -92,6 +92,7 @@ class System:
             role.value,
             plan.pages,
             plan.slots,
+            plan.discipline,
             self.violate,
         )
         await worker.begin()

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from engine.cache.figures import Group
+from engine.prefill_time import MeasuredTime
 from engine.scheduler import Item, Scheduler, Step
 from engine.sequence import Sequence
 from engine.transport.callbacks import Callbacks
@@ -189,7 +190,7 @@ class _Loop(EngineLoop):
     """The engine loop, with a device for its thread."""
 
     def __init__(self, scheduler: Scheduler, runner: Checked, device: Any) -> None:
-        super().__init__(scheduler, runner, None)
+        super().__init__(scheduler, runner, MeasuredTime())
         self._thread = device
 
 
@@ -206,6 +207,7 @@ class VirtualWorker(Worker):
         role: str,
         pages: int,
         slots: int,
+        discipline: str,
         violate: Callable[[str], None],
     ) -> None:
         layout = layout_of(pages, slots)
@@ -222,6 +224,7 @@ class VirtualWorker(Worker):
             max_batch=4,
             step_tokens=32,
             checkpoint_interval=CHECKPOINT_BLOCKS,
+            queue_discipline=discipline,
         )
         storage = SimpleNamespace(layout=layout, device=SimpleNamespace(type="cpu"))
         model = SimpleNamespace(config=MODEL)

@@ -21,10 +21,11 @@ from typing import Any
 
 import aiohttp
 
+from engine.disciplines import FIFO
 from engine.model.config import ModelConfig, shape
 from harness.directory import PrefixDirectory
-from harness.errors import BadInput, NotReady
-from harness.experiment import ConfigurationSpec, Experiment
+from harness.errors import NotReady
+from harness.experiment import ConfigurationSpec, Experiment, QueueSpec
 from harness.fleets.audit import AuditTrail
 from harness.fleets.nursery import Nursery, last_line
 from harness.fleets.page_names import PageNames
@@ -103,6 +104,21 @@ def pacing_of(profile: Profile, scale: Scale) -> dict[str, Any]:
     }
 
 
+def queue_words(experiment: Experiment, queue: QueueSpec, scale: Scale) -> dict[str, str]:
+    """Arguments by name of a worker that takes its prompts by `queue`: chunks in whole pages of
+    engine tokens, the objective in real seconds."""
+    if queue.discipline == FIFO.name:
+        return {}
+    page_tokens = experiment.emulate.page_tokens
+    chunk_pages = max(1, queue.chunk_tokens // (page_tokens * scale.token_scale))
+    return {
+        "queue-discipline": queue.discipline,
+        "queue-ageing": str(queue.ageing),
+        "slo-ttft-s": str(experiment.slo.ttft_s / scale.time_scale),
+        "step-tokens": str(chunk_pages * page_tokens),
+    }
+
+
 class LocalFleets:
     """Opens a fleet for each configuration of one experiment; shares a nursery between them."""
 
@@ -118,11 +134,6 @@ class LocalFleets:
 
     async def open(self, experiment: Experiment, configuration: ConfigurationSpec) -> LocalFleet:
         """Raises NotReady when a worker or the link does not come up; nothing is left then."""
-        if configuration.queue.discipline != "fifo":
-            raise BadInput(
-                f"{configuration.name}: queue.discipline {configuration.queue.discipline!r} is for "
-                "simulate; workers take prompts in order of arrival (fifo)"
-            )
         logs = self._logs / configuration.name
         logs.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="prfaas-"))
@@ -296,7 +307,7 @@ class LocalFleet:
             "device": self._owner.experiment.emulate.device,
             "start_s": round(self._start_s, 3),
             "workers": len(remote),
-            "queue_discipline": "fifo",
+            "queue_discipline": self._configuration.queue.discipline,
             "lost_workers": sorted(each.spec.name for each in remote if each.lost),
             "paced_steps": sum(each.paced_jobs for each in remote),
             "pacing_overruns": sum(each.overruns for each in remote),
@@ -416,6 +427,8 @@ class LocalFleet:
             "data-port": data_port,
             "lanes": LANES,
         }
+        if not oracle:
+            words |= queue_words(self._owner.experiment, self._configuration.queue, self.scale)
         argv = [word for key, value in words.items() for word in (f"--{key}", str(value))]
         # The link's own namespaces hold nobody but this run's workers.
         return [*argv, "--allow-plain"] if self._shaped else argv

@@ -32,6 +32,7 @@ from harness.fleets.local import (
     LocalFleet,
     LocalFleets,
     pacing_of,
+    queue_words,
 )
 from harness.instances.remote import DataAddress
 from harness.ports import InstanceLost, InstanceSpec, Role
@@ -267,6 +268,8 @@ class RayFleet(LocalFleet):
             "pacing": "none" if oracle else "file:pacing.json",
             "lanes": str(LANES),
         }
+        if not oracle:
+            words |= queue_words(experiment, self._configuration.queue, self.scale)
         folder = self._options.certificates
         if folder is None:
             return words, ["--allow-plain"], files

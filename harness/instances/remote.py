@@ -109,6 +109,7 @@ class RemoteInstance:
         body = self._prompt_body(job.request, job.attempt, prompt) | {
             "cached_tokens": job.cached_tokens,
             "held_tokens": job.held_tokens,
+            "waited_s": max(0.0, self._loop.time() - job.arrived_s),
             "destination": {
                 "host": address.host,
                 "port": address.port,
