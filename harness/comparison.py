@@ -7,9 +7,10 @@ all its requests have ended, so that offered = succeeded + failed + unsent in ea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from harness.control import Control
@@ -47,16 +48,24 @@ AUDIT_S = 2.0
 
 @dataclass(slots=True)
 class Comparison:
-    """What a comparison found, filled in as it goes, so that an interrupted one keeps what it has.
+    """What a comparison found, filled in phase by phase, so that an interrupted one keeps what it
+    has. Capacities are also given relative to that of the configuration named `baseline`.
 
     Once `stop` is set, no request is sent any more: the rest is unsent, what is in flight ends.
     """
 
     configurations: list[ConfigurationSummary] = field(default_factory=list)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    baseline: str = ""
     common_rate: float = 0.0
     interrupted: bool = False
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, summary: ConfigurationSummary) -> None:
+        """Add a configuration, or replace what was known of it."""
+        known = [*(each for each in self.configurations if each.name != summary.name), summary]
+        capacity = next((each.capacity for each in known if each.name == self.baseline), None)
+        self.configurations = [_with_ratio(each, capacity) for each in known]
 
 
 async def compare(
@@ -67,22 +76,21 @@ async def compare(
     result: Comparison,
     say: Say = lambda line: None,
     watch: Watch | None = None,
+    on_phase: Callable[[], None] = lambda: None,
 ) -> None:
     """Run all configurations of the plan, one after the other, into `result`. In real time `watch`
-    is shown each phase while it runs; without it, lines are said.
+    is shown each phase while it runs; without it, lines are said. `on_phase` is called when a phase
+    has ended and its figures are in `result`.
     """
     watch = watch or TtftLines(say)
-    baseline: Measured | None = None
+    specs = [planned.configuration for planned in plan]
+    result.baseline = next((each.name for each in specs if each.policy == "homogeneous"), "")
     for planned in plan:
         if result.stop.is_set():
             break
-        summary = await _configuration(
-            experiment, planned, open_fleet, recorder, say, watch, result
+        await _configuration(
+            experiment, planned, open_fleet, recorder, say, watch, result, on_phase
         )
-        if planned.configuration.policy == "homogeneous" and baseline is None:
-            baseline = summary.capacity
-        done = [*result.configurations, summary]
-        result.configurations = [_with_ratio(each, baseline) for each in done]
     result.interrupted = result.stop.is_set()
 
 
@@ -94,7 +102,8 @@ async def _configuration(
     say: Say,
     watch: Watch,
     result: Comparison,
-) -> ConfigurationSummary:
+    on_phase: Callable[[], None],
+) -> None:
     configuration, prediction = planned.configuration, planned.prediction
     phases, deployment = planned.phases, prediction.deployment
     result.common_rate = phases[1].request_rate
@@ -116,6 +125,8 @@ async def _configuration(
             say(f"{configuration.name}: {phase.name} at {phase.request_rate:.2f} req/s")
             began_s[phase.name] = round(fleet.scale.modelled_s(loop.time() - origin_s), 3)
             summaries.append(await run.phase(phase))
+            result.put(_summarised(planned, summaries))
+            on_phase()
         slo_rate = Measured()
         if experiment.measure.slo_search and not result.stop.is_set():
             say(f"{configuration.name}: searching the highest rate at which the SLO holds")
@@ -129,18 +140,30 @@ async def _configuration(
             await control.close()
         await fleet.close()
     result.facts[configuration.name] = facts
-    unloaded = next((each for each in summaries if each.name == UNLOADED), None)
+    result.put(_summarised(planned, summaries, slo_rate, facts))
+
+
+def _summarised(
+    planned: Planned,
+    phases: list[PhaseSummary],
+    slo_rate: Measured = Measured(),
+    facts: Mapping[str, Any] = MappingProxyType({}),
+) -> ConfigurationSummary:
+    """What is known of a configuration after these phases."""
+    configuration, prediction = planned.configuration, planned.prediction
+    unloaded = next((each for each in phases if each.name == UNLOADED), None)
+    weighing = configuration.policy in WEIGHING
     return ConfigurationSummary(
         name=configuration.name,
         n_prfaas=configuration.n_prfaas or None,
         n_p=configuration.n_prefill or None,
         n_d=configuration.n_decode,
-        threshold_tokens=None if configuration.policy in WEIGHING else threshold,
-        capacity=capacity_of(summaries),
+        threshold_tokens=None if weighing else prediction.threshold_tokens,
+        capacity=capacity_of(phases),
         zero_queue_ttft=unloaded.ttft if unloaded else Latency(),
         slo_rate=slo_rate,
         bottleneck=prediction.capacity.bottleneck,
-        phases=tuple(summaries),
+        phases=tuple(phases),
         pacing_overruns=int(facts.get("pacing_overruns", 0)),
         paced_steps=int(facts.get("paced_steps", 0)),
     )

@@ -21,7 +21,7 @@ from harness.live import Say, Watch
 from harness.policies.catalog import make_policy
 from harness.prediction import Planned, plan_experiment
 from harness.scale import UNSCALED, Scale
-from harness.verdict import Fault, faults
+from harness.verdict import CUT_OFF, Fault, faults
 from results import rundir, summary
 from results.recorder import Recorder
 from results.schemas import REAL, SCHEMAS
@@ -61,9 +61,10 @@ def execute(
     """Run `experiment` in its mode and write a run directory under `root`.
 
     SIGINT, SIGTERM and SIGHUP end the sending, drain what is in flight and write what there is,
-    marked incomplete; a second one, or the first in virtual time, cancels. `fleets`: where the
-    workers of `emulate` stand, if not on this host. In real time `watch` is shown each phase while
-    it runs. Raises CommandError.
+    marked incomplete; a second one, or the first in virtual time, cancels. summary.json is written
+    after each phase, so that a run that is killed has the figures of those that ended. `fleets`:
+    where the workers of `emulate` stand, if not on this host. In real time `watch` is shown each
+    phase while it runs. Raises CommandError.
     """
     started_s = time.monotonic()
     plan = plan_run(experiment)
@@ -83,25 +84,37 @@ def execute(
     comparison = Comparison()
     log = _logged(directory, say)
     log(duration_in_words(experiment, plan, scale))
-    work = compare(experiment, plan, open_fleet, recorder, comparison, log, watch)
+
+    def write_summary(complete: bool, found: list[Fault]) -> RunSummary:
+        duration_s = time.monotonic() - started_s
+        made = _summary(experiment, comparison, scale, command, duration_s, complete, found)
+        directory.write_text("summary.json", summary.to_json(made))
+        return made
+
+    def keep(why: Fault = CUT_OFF) -> None:
+        """What is known so far, in case that the run ends before its end."""
+        known, stopped = comparison.configurations, comparison.stop.is_set()
+        write_summary(False, [why, *faults(experiment, known, {}, stopped)])
+
+    work = compare(experiment, plan, open_fleet, recorder, comparison, log, watch, keep)
     try:
         runner(_cancellable(work) if simulated else _supervised(work, comparison, recorder, say))
         complete = not comparison.interrupted
     except (asyncio.CancelledError, KeyboardInterrupt):
         comparison.interrupted = True
         complete = False
-    except BaseException:
+    except BaseException as error:
         recorder.close(complete=False)
         directory.close(complete=False)
+        if comparison.configurations:
+            keep(Fault(f"ended by an error: {error}", ExitCode.INCOMPLETE))
         raise
     recorder.close(complete=complete)
     lost: dict[str, list[str]] = {
         name: each.get("lost_workers", []) for name, each in comparison.facts.items()
     }
     found = list(faults(experiment, comparison.configurations, lost, comparison.interrupted))
-    duration_s = time.monotonic() - started_s
-    made = _summary(experiment, comparison, scale, command, duration_s, found)
-    directory.write_text("summary.json", summary.to_json(made))
+    made = write_summary(complete, found)
     directory.close(complete=complete)
     return Execution(directory.path, made, found[0].exit_code if found else ExitCode.OK)
 
@@ -231,6 +244,7 @@ def _summary(
     scale: Scale,
     command: str,
     duration_s: float,
+    complete: bool,
     found: list[Fault],
 ) -> RunSummary:
     traffic = (experiment.workload, experiment.arrivals)
@@ -258,7 +272,7 @@ def _summary(
         model=str(facts.get("model", "")),
         workload=experiment.workload.kind,
         host=host.facts(),
-        complete=not comparison.interrupted,
+        complete=complete,
         verdict=found[0].text if found else "ok",
         warnings=(*(fault.text for fault in found[1:]), *notes(*traffic)),
         command=command,

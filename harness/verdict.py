@@ -20,6 +20,10 @@ class Fault:
     exit_code: ExitCode
 
 
+#: Stands in the summary of a run until it ends.
+CUT_OFF = Fault("cut off: the run was killed, or has not ended yet", ExitCode.INCOMPLETE)
+
+
 def faults(
     experiment: Experiment,
     configurations: list[ConfigurationSummary],

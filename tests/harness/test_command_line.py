@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.cli.main import COMMANDS, main
 from harness.errors import ExitCode
-from results import reader
+from harness.measure import run_phase
+from results import reader, summary
 
 PRFAAS = [sys.executable, "-m", "harness"]
 
@@ -101,7 +104,9 @@ def test_a_run_that_is_told_to_end_keeps_what_it_has(
     assert (run / "run.json").exists()
 
 
-def test_kill_9_keeps_the_phases_that_have_ended(tmp_path: Path) -> None:
+def test_kill_9_keeps_the_phases_that_have_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = ["capacity_warmup_s=20", "capacity_window_s=100", "latency_window_s=50000"]
     sets = [word for each in settings for word in ("--set", f"measure.{each}")]
     with subprocess.Popen(
@@ -123,6 +128,36 @@ def test_kill_9_keeps_the_phases_that_have_ended(tmp_path: Path) -> None:
     ids = sorted(row["id"] for row in rows if row["phase"] == "capacity")
     assert ids == list(range(len(ids)))
     assert max(row["scheduled_us"] for row in rows) > 115e6
+    kept = summary.read(run)
+    assert not kept.complete
+    (configuration,) = kept.configurations
+    assert [phase.name for phase in configuration.phases] == ["capacity"]
+    assert configuration.phases[0].counts.offered == len(ids)
+    assert main(["report", str(run), "--no-png"]) == 0
+    page = (run / "report.html").read_text()
+    assert "INCOMPLETE" in page and "cut off: the run was killed" in page
+    assert main(["compare", str(run), str(run)]) == 0
+    assert "cut off" in capsys.readouterr().err
+    assert main(["runs", "list", "--runs", str(tmp_path)]) == 0
+    assert "INCOMPLETE" in capsys.readouterr().out
+
+
+def test_a_run_that_an_error_ends_keeps_the_phases_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_room(experiment: Any, phase: Any, *others: Any) -> Any:
+        if phase.name == "latency":
+            raise OSError(errno.ENOSPC, "full")
+        return await run_phase(experiment, phase, *others)
+
+    monkeypatch.setattr("harness.comparison.run_phase", no_room)
+    settings = ["capacity_warmup_s=20", "capacity_window_s=100"]
+    sets = [word for each in settings for word in ("--set", f"measure.{each}")]
+    assert main(["run", "paper", "--only", "prfaas", "--out", str(tmp_path), *sets]) == 4
+    (run,) = tmp_path.iterdir()
+    kept = summary.read(run)
+    assert not kept.complete and kept.verdict == "ended by an error: [Errno 28] full"
+    assert [phase.name for phase in kept.configurations[0].phases] == ["capacity"]
 
 
 def test_every_exit_code_is_in_the_docs() -> None:
