@@ -37,6 +37,9 @@ from workloads.request import Request
 RETRY = RetryRules(max_attempts=8, backoff_s=0.2)
 REQUEST_RATE = 0.4  # modelled requests a second; `TIME_SCALE` of them arrive in a real second
 TIME_SCALE = 5.0
+#: A worker's cache is full, and evicts, before its memory is looked at: it keeps a record of each
+#: page, and what fills up once would look like growth without end.
+PAGES = 1024
 #: Between the end of a fault and the beginning of the next, seconds: at least, and at most.
 CALM_S = (3.0, 9.0)
 #: How often what the processes hold is looked at.
@@ -140,7 +143,7 @@ async def _soak(
     seconds: float, seed: int, folder: Path, report: Report, say: Callable[[str], None]
 ) -> None:
     experiment, configuration = experiment_of(seed)
-    fleet = await LocalFleets(experiment, folder).open(experiment, configuration)
+    fleet = await LocalFleets(experiment, folder, PAGES).open(experiment, configuration)
     loop = asyncio.get_running_loop()
     try:
         policy = make_policy(configuration.policy, configuration.threshold_tokens or 0.0, {})

@@ -122,8 +122,10 @@ def queue_words(experiment: Experiment, queue: QueueSpec, scale: Scale) -> dict[
 class LocalFleets:
     """Opens a fleet for each configuration of one experiment; shares a nursery between them."""
 
-    def __init__(self, experiment: Experiment, directory: Path) -> None:
+    def __init__(self, experiment: Experiment, directory: Path, pages: int = PAGES) -> None:
+        """`pages`: of the cache of each worker."""
         self.experiment = experiment
+        self.pages = pages
         self.model = shape(experiment.emulate.model)
         self.scale = emulation_scale(experiment, self.model)
         self.profiles = {
@@ -419,7 +421,7 @@ class LocalFleet:
             "dtype": DTYPE,
             "seed": self._owner.experiment.seed,
             "page-tokens": emulate.page_tokens,
-            "pages": PAGES,
+            "pages": self._owner.pages,
             "slots": SLOTS,
             "checkpoint-interval": self._owner.experiment.cache.interval_blocks,
             "pacing": pacing,
