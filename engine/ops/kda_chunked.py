@@ -4,12 +4,16 @@ Inside a chunk of C tokens the delta rule is a unit lower triangular system. Wit
 of the log decay within the chunk, S0 the state before it (V-first) and e = exp:
 
     A[i, j] = beta_i sum_d k_i[d] k_j[d] e(G_i - G_j)[d]        (j < i)
-    (I + A) U = beta v,   (I + A) W = beta (k e(G)),   R = U - W S0^T
+    R   = (I + A)^-1 beta (v - (k e(G)) S0^T)
     o_i = (q_i e(G_i)) S0^T + sum_{j <= i} (q_i . e(G_i - G_j) . k_j) R_j
     S1  = S0 Diag(e(G_C)) + R^T (k e(G_C - G))
 
-Decays between tokens are never taken from G: they are products of the tokens' own e(g), the only
-exponential.
+All that needs no S0 is computed for many chunks at once. It leaves four products a chunk, one after
+the other: of q e(G) and k e(G) with S0; of both matrices that meet what is missing from v; of R.
+
+Sums of logs are never subtracted: decays are products of the tokens' own e(g), the only
+exponential. Where a chunk keeps 2^-80 of every channel or more, e(G_i - G_j) = e(G_i) / e(G_j), and
+A and the matrix of the outputs are one product. Where it keeps less, 1 / e(G_j) might overflow:
 
 - In blocks of 8, with m the boundary in their middle, e(G_i - G_j) = D_i / D_j, where D is the
   decay since m behind it and the inverse of the decay to m before it. g is held above -20, so that
@@ -19,14 +23,14 @@ exponential.
   e(G_i - G_b) e(G_b - G_j) for i behind and j before it: the corner of the doubled block is a
   matrix product of what is at hand.
 
-So nothing overflows that is kept, and no large sums are subtracted. All of it depends on the chunk
+So nothing overflows that is kept. The way taken and all else depend on the chunk and the head
 alone: a cut at a multiple of C leaves the same bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -40,8 +44,13 @@ CHUNK = 32
 _BLOCK = 8
 _LEAST_LOG_DECAY = -20.0
 
-_SPAN_VALUES = 1 << 17
-"""Chunks are handled together up to so many values a tensor: what a cache level holds."""
+_LEAST_KEPT = 2.0**-80
+"""A chunk that keeps less than this of some channel is taken in blocks."""
+
+_SPAN_VALUES = 1 << 18
+_STATE_VALUES = 1 << 17
+"""Chunks are handled together up to so many values a tensor, heads up to so many values of their
+states, which stay in a cache from chunk to chunk. More would miss it, less be more calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +137,44 @@ def kda_chunked(
     """
     cut_offsets = tuple(tuple(c) for c in cuts) if cuts else ((),) * len(lengths)
     plan = plan_chunks(tuple(lengths), cut_offsets)
-    ranked = plan.ranked.tolist()
-    n_rows, heads, d_v = v.shape
-    inputs = (q, k, g, v, beta.unsqueeze(-1))
+    inputs = (v, q, k, g, beta.unsqueeze(-1))
     # One row more than there are: padding positions are written there.
-    out = v.new_empty(n_rows + 1, heads, d_v)
+    out = v.new_empty(v.shape[0] + 1, *v.shape[1:])
+    final = torch.empty_like(state)
+    captured = {
+        (i, offset): state.new_empty(state.shape[1:])
+        for i, offsets in enumerate(cut_offsets)
+        for offset in offsets
+    }
+    at_once = max(1, _STATE_VALUES // state[0, 0].numel())
+    for first in range(0, state.shape[1], at_once):
+        heads = slice(first, first + at_once)
+        _some_heads(
+            [x[:, heads] for x in inputs],
+            plan,
+            state[:, heads],
+            out[:, heads],
+            final[:, heads],
+            {key: at_cut[heads] for key, at_cut in captured.items()},
+        )
+    return out[:-1], final, captured
+
+
+def _some_heads(
+    inputs: Sequence[Tensor],
+    plan: ChunkPlan,
+    state: Tensor,
+    out: Tensor,
+    final: Tensor,
+    captured: Mapping[tuple[int, int], Tensor],
+) -> None:
+    """`kda_chunked` of some heads, from `inputs` (v, q, k, g, beta) into `out` [T + 1, H, V],
+    `final` and `captured`."""
+    _, heads, d_v, d_k = state.shape
+    ranked = plan.ranked.tolist()
     # By rank: each sequence's state so far, at the end its final one.
     reached = state.index_select(0, plan.ranked).flatten(0, 1)
-    captured: dict[tuple[int, int], Tensor] = {}
-    at_once = max(1, _SPAN_VALUES // (heads * CHUNK * max(q.shape[-1], d_v)))
+    at_once = max(1, _SPAN_VALUES // (heads * CHUNK * max(d_k, d_v)))
     step = first = 0
     while step < len(plan.steps):
         last, count = step, 0
@@ -145,44 +183,45 @@ def kda_chunked(
             last += 1
         chunks = slice(first, first + count)
         run = plan.is_run(chunks)
-        parts = _within_chunks(*(_gathered(x, plan, chunks, run) for x in inputs))
-        # A step's states lie where the next step's chunks find them.
-        states = state.new_empty((count + plan.steps[step]) * heads, *reached.shape[1:])
-        states[: plan.steps[step] * heads] = reached[: plan.steps[step] * heads]
-        sizes = [n * heads for n in plan.steps[step:last]]
-        at = 0
-        for s, (size, u, w, decay, k_end, u_t, before, before_t) in enumerate(
+        wanted, *inside = (_gathered(x, plan, chunks, run) for x in inputs)
+        if run:
+            begin = plan.begins[first]
+            result = out[begin : begin + count * CHUNK].unflatten(0, (count, CHUNK))
+        else:
+            result = out.new_empty(count, CHUNK, heads, d_v)
+        by_step = plan.steps[step:last]
+        size = 0
+        for s, (active, want, gets, start, end, decay, solver) in enumerate(
             zip(
-                sizes,
-                *(x.split(sizes) for x in (*parts.by_step, parts.u.mT)),
-                *(x[: count * heads].split(sizes) for x in (states, states.mT)),
+                by_step,
+                *(x.split(by_step) for x in (wanted, result.transpose(1, 2))),
+                *(x.split([n * heads for n in by_step]) for x in _within_chunks(*inside)),
                 strict=True,
             ),
             step,
         ):
-            after = states[at + size : at + 2 * size]
-            u.baddbmm_(w, before_t, alpha=-1)
-            torch.mul(before, decay, out=after)
-            after.baddbmm_(u_t, k_end)
+            if size != active * heads:
+                size = active * heads
+                before, before_t = reached[:size], reached[:size].mT
+                given, solved = state.new_empty(2, size, 2 * CHUNK, d_v)
+                missing = state.new_empty(size, CHUNK, d_v)
+                missed = missing.view(want.shape)
+                to_queries, to_keys = given.view(active, heads, 2, CHUNK, d_v).unbind(2)
+                among = solved[:, :CHUNK].view(want.shape)
+                written_t = solved[:, CHUNK:].mT
+            torch.bmm(start, before_t, out=given)
+            torch.sub(want, to_keys, out=missed)
+            torch.bmm(solver, missing, out=solved)
+            torch.add(to_queries, among, out=gets)
+            before.mul_(decay).baddbmm_(written_t, end)
             for rank, offset in plan.ends[s]:
-                here = after[rank * heads : (rank + 1) * heads]
-                captured[ranked[rank], offset] = here.clone()
-            going_on = plan.steps[s + 1] * heads if s + 1 < last else 0
-            if going_on < size:
-                reached[going_on:size] = after[going_on:]
-            at += size
-        result = torch.bmm(parts.q_start, states[:at].mT)
-        result.baddbmm_(parts.qk, parts.u)
-        result = result.view(count, heads, CHUNK, d_v).transpose(1, 2)
-        if run:
-            begin = plan.begins[first]
-            out[begin : begin + count * CHUNK].unflatten(0, (count, CHUNK)).copy_(result)
-        else:
-            index = plan.rows[chunks].masked_fill(plan.padding[chunks], n_rows)
+                here = before[rank * heads : (rank + 1) * heads]
+                captured[ranked[rank], offset].copy_(here)
+        if not run:
+            index = plan.rows[chunks].masked_fill(plan.padding[chunks], len(out) - 1)
             out.index_copy_(0, index.flatten(), result.flatten(0, 1))
         step, first = last, first + count
-    final = torch.empty_like(state).index_copy_(0, plan.ranked, reached.view_as(state))
-    return out[:-1], final, captured
+    final.index_copy_(0, plan.ranked, reached.view_as(state))
 
 
 def _gathered(x: Tensor, plan: ChunkPlan, chunks: slice, run: bool) -> Tensor:
@@ -195,57 +234,56 @@ def _gathered(x: Tensor, plan: ChunkPlan, chunks: slice, run: bool) -> Tensor:
     return rows.masked_fill_(plan.padding[chunks, :, None, None], 0).transpose(1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunks:
-    """For n chunks of H heads, [n H, ., .]: u [C, V] (becomes the residual R), w [C, K], qk [C, C],
-    q_start = q e(G) [C, K], k_end = k e(G_C - G) [C, K], decay = e(G_C) [1, K]."""
+def _within_chunks(q: Tensor, k: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
+    """What needs no state, of [chunks, H, C, .], for N = chunks H.
 
-    u: Tensor
-    w: Tensor
-    qk: Tensor
-    q_start: Tensor
-    k_end: Tensor
-    decay: Tensor
-
-    @property
-    def by_step(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What the states depend on, step after step."""
-        return self.u, self.w, self.decay, self.k_end
-
-
-def _within_chunks(q: Tensor, k: Tensor, g: Tensor, v: Tensor, beta: Tensor) -> _Chunks:
-    """Everything that needs no state, of [n, H, C, .]."""
-    chunks, heads, size, d_k = k.shape
-    n, d_v = chunks * heads, v.shape[-1]
-    # exp2 takes a third of the time of exp.
-    decay = g.mul(math.log2(math.e)).clamp_(min=_LEAST_LOG_DECAY * math.log2(math.e)).exp2_()
-    since, until, products, decay = _doubled(q, k, decay)
-    qk = products[:, :, 0].reshape(n, size, size)
-    strength = beta.reshape(n, -1, _BLOCK, 1)
-    system = (products[:, :, 1] * strength).view(n, size, size)
-    right = v.new_empty(n, size, d_v + d_k)
-    torch.mul(v, beta, out=right[..., :d_v].unflatten(0, (chunks, heads)))
-    torch.mul(since[:, :, 1], strength, out=right[..., d_v:].unflatten(1, (-1, _BLOCK)))
-    # Solved from the right, transposed: so neither side has to be copied into columns.
-    solved = torch.linalg.solve_triangular(
-        system.mT, right.mT, upper=True, left=False, unitriangular=True
-    ).mT
-    u, w = solved.split([d_v, d_k], -1)
-    return _Chunks(
-        u.contiguous(), w, qk, since[:, :, 0].reshape(n, size, d_k), until.flatten(1, 2), decay
-    )
-
-
-def _doubled(q: Tensor, k: Tensor, decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k and each token's own decay e(g), [chunks, H, C, K]; N = chunks H.
-
-    Returns, with the tokens of a chunk as [blocks, s] and q before k: [N, blocks, 2, s, K], both
-    times e(G); [N, blocks, s, K], k e(G_C - G); [N, blocks, 2, s, C], the lower triangles of
-    q_i . e(G_i - G_j) . k_j with its diagonal and of k_i . e(G_i - G_j) . k_j without, zero above;
-    and e(G_C) [N, 1, K].
+    [N, 2 C, K], q e(G) above k e(G); [N, C, K], k e(G_C - G); [N, 1, K], e(G_C); [N, 2 C, C],
+    what makes R of v - (k e(G)) S0^T, and above it the sums over R in the outputs.
     """
+    n, size = k.shape[0] * k.shape[1], k.shape[2]
+    # exp2 takes a third of the time of exp.
+    since = g.mul(math.log2(math.e)).exp2_()
+    for before, here in pairwise(since.unbind(2)):
+        here *= before
+    forgets = (since[:, :, -1] < _LEAST_KEPT).any(-1)
+    if forgets.all():
+        start, end, decay, products = _doubled(q, k, g)
+    else:
+        start, end, decay, products = parts = _from_start(q, k, since)
+        if forgets.any():
+            apart = _doubled(*(x[forgets].unsqueeze(1) for x in (q, k, g)))
+            for part, again in zip(parts, apart, strict=True):
+                part[forgets.flatten()] = again
+    of_queries, of_keys = products.view(n, size, 2, size).unbind(2)
+    of_queries.view(torch.int32).bitwise_and_(_upper_bits(size))
+    # Of a triangular matrix the solver reads the triangle only; so laid out it copies nothing.
+    strength = beta.reshape(n, 1, size)
+    residual = torch.linalg.solve_triangular(
+        of_keys * strength, torch.eye(size).mT, upper=True, left=False, unitriangular=True
+    ).mT.mul_(strength)
+    return start, end, decay, torch.cat([torch.bmm(of_queries.mT, residual), residual], 1)
+
+
+def _from_start(q: Tensor, k: Tensor, since: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `_doubled`, where e(G), `since`, does not fall below _LEAST_KEPT."""
+    chunks, heads, size, d_k = k.shape
+    left = k.new_empty(chunks, heads, 2, size, d_k)
+    torch.mul(q, since, out=left[:, :, 0])
+    torch.mul(k, since, out=left[:, :, 1])
+    right = torch.div(k, since, out=k.new_empty(k.shape))
+    start, end, decay = left.view(-1, 2 * size, d_k), right.view(-1, size, d_k), since[:, :, -1:]
+    products = torch.bmm(end, start.mT)
+    right *= decay
+    return start, end, decay.reshape(-1, 1, d_k), products
+
+
+def _doubled(q: Tensor, k: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of [chunks, H, C, K] the first three of `_within_chunks`; and [N, C, 2 C], at (j, i)
+    q_i . e(G_i - G_j) . k_j and beside it k_i . e(G_i - G_j) . k_j, undefined for j > i and, of
+    the keys, j = i."""
     chunks, heads, size, d_k = k.shape
     n, blocks, half = chunks * heads, size // _BLOCK, _BLOCK // 2
+    decay = g.mul(math.log2(math.e)).clamp_(min=_LEAST_LOG_DECAY * math.log2(math.e)).exp2_()
     q, k, decay = (x.unflatten(2, (blocks, _BLOCK)) for x in (q, k, decay))
     own = decay.unbind(3)
     from_middle = k.new_empty(chunks, heads, blocks, _BLOCK, d_k)
@@ -263,12 +301,9 @@ def _doubled(q: Tensor, k: Tensor, decay: Tensor) -> tuple[Tensor, Tensor, Tenso
     left = k.new_empty(chunks, heads, blocks, 2, _BLOCK, d_k)
     torch.mul(q, from_middle, out=left[:, :, :, 0])
     torch.mul(k, from_middle, out=left[:, :, :, 1])
-    right = torch.div(k, from_middle, out=torch.empty_like(from_middle))
-    products = k.new_zeros(n, 2 * size, size)
-    met = _met(left.view(-1, 2 * _BLOCK, d_k), right.view(-1, _BLOCK, d_k))
-    met.unflatten(1, (2, _BLOCK)).masked_fill_(_above_diagonal(), 0)
-    _place(products, met, _BLOCK, 0)
-
+    right = torch.div(k, from_middle, out=from_middle)
+    products = k.new_empty(n, size, 2 * size)
+    _place(products, left.view(-1, 2 * _BLOCK, d_k), right.view(-1, _BLOCK, d_k), 0)
     # From the middle of the block to its start and end, and then of ever longer blocks.
     left *= first[:, :, :, None, None]
     right *= second[:, :, :, None]
@@ -277,39 +312,31 @@ def _doubled(q: Tensor, k: Tensor, decay: Tensor) -> tuple[Tensor, Tensor, Tenso
     while length < size:
         lefts = left.view(-1, 2, 2 * length, d_k)[:, 1]
         rights = right.view(-1, 2, length, d_k)[:, 0]
-        _place(products, _met(lefts, rights), length, length)
+        _place(products, lefts, rights, length)
         first, second = total.view(-1, 2, 1, d_k).unbind(1)
         lefts *= first
         rights *= second
         total = first * second
         length *= 2
     return (
-        left.flatten(0, 1),
-        right.flatten(0, 1),
-        products.view(n, blocks, 2, _BLOCK, size),
+        left.transpose(2, 3).reshape(n, 2 * size, d_k),
+        right.view(n, size, d_k),
         total.view(n, 1, d_k),
+        products.view(n, size, blocks, 2, _BLOCK).transpose(2, 3).reshape(n, size, 2 * size),
     )
 
 
-def _met(left: Tensor, right: Tensor) -> Tensor:
-    """left [B, R, K] @ right [B, S, K]^T, a view of the transposed product: a matrix of few columns
-    is slow."""
-    return torch.bmm(right, left.mT).mT
-
-
-def _place(products: Tensor, met: Tensor, length: int, behind: int) -> None:
-    """Put `met` [N blocks, 2 s, s] into `products` [N, 2 C, C]: rows `behind` tokens after its
-    columns, which come every `length + behind` tokens."""
-    n, _, size = products.shape
-    parts = met.view(n, -1, 2 * length, length).unbind(1)
-    for part, column in zip(parts, range(0, size, length + behind), strict=True):
-        row = 2 * (column + behind)
-        products[:, row : row + 2 * length, column : column + length] = part
+def _place(products: Tensor, left: Tensor, right: Tensor, behind: int) -> None:
+    """Put right [N blocks, s, K] @ left [N blocks, 2 s, K]^T into `products` [N, C, 2 C]: columns
+    `behind` tokens after the rows, which come every s + behind tokens."""
+    n, size, _ = products.shape
+    length = right.shape[1]
+    met = torch.bmm(right, left.mT).view(n, -1, length, 2 * length)
+    strides = (2 * size * size, (length + behind) * 2 * (size + 1), 2 * size, 1)
+    products.as_strided(met.shape, strides, 2 * behind).copy_(met)
 
 
 @lru_cache(maxsize=1)
-def _above_diagonal() -> Tensor:
-    """[2, s, s]: above the diagonal, where nothing belongs and the factors may overflow; for the
-    keys the diagonal too."""
-    ones = torch.ones(_BLOCK, _BLOCK, dtype=torch.bool)
-    return torch.stack([ones.triu(1), ones.triu(0)])
+def _upper_bits(size: int) -> Tensor:
+    """[size, size] int32: all ones from the diagonal on, none below."""
+    return -torch.ones(size, size, dtype=torch.int32).triu()

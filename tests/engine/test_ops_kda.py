@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.ops import kda_chunked as chunked_form
 from engine.ops.kda_chunked import kda_chunked
 from engine.ops.kda_decode import kda_step
 from engine.ops.kda_inputs import KdaInputs
@@ -125,6 +126,40 @@ def test_variable_length_batches_with_cuts(lengths: list[int], data: st.DataObje
             assert_close(captured[i, cut], at_cut)
         begin += length
     assert set(captured) == {(i, cut) for i, inner in enumerate(cuts) for cut in inner}
+
+
+@pytest.mark.parametrize("rows", [320, 330])
+def test_chunks_that_forget_are_taken_apart_from_those_that_do_not(rows: int):
+    """Of some heads' chunks all decay is mild, of others extreme: each equals the recurrence, and
+    none depends by a bit on which it is computed with."""
+    x = list(inputs(rows))
+    x[3][70:80, 0] = -50.0
+    x[3][200:, 1, 3] = -4.0
+    o, final, at = kda_chunked(*x, state(1), [rows], [[64, 128, 192, 256]])
+    expected_o, expected_s = kda_recurrence(*x, state(1)[0])
+    assert_close(o, expected_o)
+    assert_close(final[0], expected_s)
+    s = state(1)
+    for begin in range(0, 256, 64):
+        part, s, _ = kda_chunked(*(p[begin : begin + 64] for p in x), s, [64])
+        assert torch.equal(part, o[begin : begin + 64])
+        assert torch.equal(s[0], at[0, begin + 64])
+
+
+def test_how_many_heads_and_chunks_are_handled_at_once_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    lengths, cuts = [130, 64, 7], [[32, 100], [64], []]
+    x, s = inputs(sum(lengths), 1.0), state(3)
+    o, final, captured = kda_chunked(*x, s, lengths, cuts)
+    monkeypatch.setattr(chunked_form, "_STATE_VALUES", 1)
+    monkeypatch.setattr(chunked_form, "_SPAN_VALUES", 1)
+    singly, final_singly, captured_singly = kda_chunked(*x, s, lengths, cuts)
+    assert_close(singly, o, 1e-6)
+    assert_close(final_singly, final, 1e-6)
+    assert captured.keys() == captured_singly.keys() == {(0, 32), (0, 100), (1, 64)}
+    for key, at_cut in captured.items():
+        assert_close(captured_singly[key], at_cut, 1e-6)
 
 
 def test_states_given_are_not_changed():
