@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from results.records import RequestRecord, Status
 from workloads.request import Request
 
+#: A request, by the number under which it is in flight.
+_Job = tuple[int, Request, RequestRecord]
+
 Serve = Callable[[Request, RequestRecord, float], Coroutine[None, None, None]]
 
 
@@ -77,7 +80,11 @@ class _Sender:
         self._loop = asyncio.get_running_loop()
         #: Done when there is nothing left to send; fails with what the requests' iterator raises.
         self.all_sent: asyncio.Future[None] = self._loop.create_future()
-        self._in_flight: dict[int, tuple[asyncio.Task[None], RequestRecord]] = {}
+        self._in_flight: dict[int, RequestRecord] = {}
+        self._none_in_flight: asyncio.Future[None] | None = None
+        #: Tasks that serve requests, and what those that have none wait for, the last to end first.
+        self._servers: dict[asyncio.Task[None], None] = {}
+        self._idle: list[asyncio.Future[_Job]] = []
         self._next: Request | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -119,16 +126,18 @@ class _Sender:
     async def wait(self, timeout_s: float | None) -> None:
         """Until all in flight have ended, at most `timeout_s` seconds."""
         if self._in_flight:
-            await asyncio.wait([task for task, _ in self._in_flight.values()], timeout=timeout_s)
+            self._none_in_flight = self._loop.create_future()
+            await asyncio.wait([self._none_in_flight], timeout=timeout_s)
 
     async def cancel(self) -> None:
         """Send no more, and cancel what is in flight: it fails."""
         self._disarm()
-        for task, _ in self._in_flight.values():
+        for task in self._servers:
             task.cancel()
-        await self.wait(None)
-        for number, (_, record) in list(self._in_flight.items()):
-            # A task that is cancelled before its first step never runs.
+        if self._servers:
+            await asyncio.wait(self._servers)
+        for number, record in list(self._in_flight.items()):
+            # A task that is cancelled before it has begun with a request never does.
             record.status = Status.FAILED
             self._ended(number, record, "cancelled")
 
@@ -140,21 +149,36 @@ class _Sender:
         record = _record_of(request)
         record.sent_s = now_s - self._origin_s
         self.counts.offered = number = self.counts.offered + 1
-        # One name for all: asyncio's own would be formatted for each.
-        task = self._loop.create_task(self._one(number, request, record), name="request")
-        self._in_flight[number] = task, record
+        self._in_flight[number] = record
+        if self._idle:
+            self._idle.pop().set_result((number, request, record))
+        else:
+            # One name for all: asyncio's own would be formatted for each.
+            task = self._loop.create_task(self._server(number, request, record), name="request")
+            self._servers[task] = None
 
-    async def _one(self, number: int, request: Request, record: RequestRecord) -> None:
-        failure = "no status"
-        try:
-            await self._serve(request, record, self._origin_s)
-        except asyncio.CancelledError:
-            failure = "cancelled"
-            raise
-        except Exception as error:
-            failure = f"{type(error).__name__}: {error}"
-        finally:
-            self._ended(number, record, failure)
+    async def _server(self, number: int, request: Request, record: RequestRecord) -> None:
+        """Serves this request, and then others until all are sent: a task costs more to make than
+        to wake."""
+        loop, origin_s, serve = self._loop, self._origin_s, self._serve
+        while True:
+            failure = "no status"
+            try:
+                await serve(request, record, origin_s)
+            except asyncio.CancelledError:
+                failure = "cancelled"
+                raise
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+            finally:
+                self._ended(number, record, failure)
+            if self.all_sent.done():
+                return
+            del request, record  # not to be kept in memory while idle
+            next_job: asyncio.Future[_Job] = loop.create_future()
+            self._idle.append(next_job)
+            number, request, record = await next_job
+            del next_job
 
     def _ended(self, number: int, record: RequestRecord, failure: str) -> None:
         del self._in_flight[number]
@@ -165,6 +189,9 @@ class _Sender:
             record.status = Status.FAILED
             record.failure = record.failure or failure
         self._on_record(record)
+        waiter = self._none_in_flight
+        if waiter is not None and not self._in_flight and not waiter.done():
+            waiter.set_result(None)
 
     def _leave_unsent(self, request: Request) -> None:
         record = _record_of(request)

@@ -99,6 +99,69 @@ class LeastFirst:
         return -1
 
 
+class FewestFirst:
+    """Keys 0..n-1 with a count each; the usable one of least (count, key).
+
+    The keys of each count are the bits of one number, which stays in a processor's caches where a
+    heap of thousands of entries does not. A change costs a step for each 30 keys, of about a
+    nanosecond.
+    """
+
+    __slots__ = ("_keys", "_least", "_usable", "counts")
+
+    def __init__(self) -> None:
+        #: By key, to be read; `change` changes them.
+        self.counts: list[int] = []
+        #: By count: the usable keys that have it. No usable key has a count below `_least`.
+        self._keys: dict[int, int] = {}
+        self._least = 0
+        self._usable = 0
+
+    def add(self) -> int:
+        key = len(self.counts)
+        self.counts.append(0)
+        self.set_usable(key, True)
+        return key
+
+    def usable(self, key: int) -> bool:
+        return bool(self._usable >> key & 1)
+
+    def n_usable(self) -> int:
+        return self._usable.bit_count()
+
+    def change(self, key: int, by: int) -> None:
+        counts = self.counts
+        before = counts[key]
+        counts[key] = now = before + by
+        bit = 1 << key
+        if self._usable & bit:
+            keys = self._keys
+            keys[before] ^= bit
+            keys[now] = keys.get(now, 0) | bit
+            if now < self._least:
+                self._least = now
+
+    def set_usable(self, key: int, usable: bool) -> None:
+        if self.usable(key) != usable:
+            bit, count, keys = 1 << key, self.counts[key], self._keys
+            self._usable ^= bit
+            keys[count] = keys.get(count, 0) ^ bit
+            if count < self._least:
+                self._least = count
+
+    def least(self) -> int:
+        """-1 when no key is usable."""
+        if not self._usable:
+            return -1
+        keys, least = self._keys, self._least
+        found = keys.get(least)
+        while not found:
+            least += 1
+            found = keys.get(least)
+        self._least = least
+        return (found & -found).bit_length() - 1
+
+
 class Busy:
     """What is left of intervals that end, over `n` keys, at a time that only grows."""
 
@@ -223,11 +286,11 @@ class PrefillPool:
 
 @dataclass(slots=True)
 class DecodePool:
-    """The decode instances of one cluster; a cost is the number of requests assigned."""
+    """The decode instances of one cluster, by the number of requests assigned to each."""
 
     cluster: str
     names: list[str] = field(default_factory=list)
-    _order: LeastFirst = field(default_factory=LeastFirst)
+    _order: FewestFirst = field(default_factory=FewestFirst)
     key_of: dict[str, int] = field(default_factory=dict)
     away: set[int] = field(default_factory=set)
 
@@ -240,7 +303,7 @@ class DecodePool:
         return self._order.least()
 
     def active(self, key: int) -> int:
-        return int(self._order.costs[key])
+        return self._order.counts[key]
 
     def usable(self, key: int) -> bool:
         return self._order.usable(key)
@@ -252,12 +315,10 @@ class DecodePool:
         self._order.set_usable(key, usable)
 
     def assign(self, key: int) -> None:
-        order = self._order
-        order.update(key, order.costs[key] + 1)
+        self._order.change(key, 1)
 
     def settle(self, key: int) -> None:
-        order = self._order
-        order.update(key, order.costs[key] - 1)
+        self._order.change(key, -1)
 
 
 class PrefixHits(Protocol):

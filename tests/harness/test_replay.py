@@ -1,9 +1,11 @@
 """The open-loop schedule and its balance: offered = succeeded + failed + unsent, always."""
 
 import asyncio
+import contextlib
 
 import pytest
 
+from harness.clock import run as virtual
 from harness.replay import replay
 from results.records import RequestRecord, Status
 from workloads.request import Request
@@ -89,3 +91,37 @@ async def test_cancelling_the_replay_reports_what_was_in_flight() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert [record.status for record in records] == [Status.FAILED] * 3
+
+
+def test_a_task_serves_on_after_a_request_that_failed() -> None:
+    tasks: list[asyncio.Task | None] = []
+
+    async def every_other_breaks(request: Request, record: RequestRecord, origin_s: float) -> None:
+        tasks.append(asyncio.current_task())
+        await asyncio.sleep(0)
+        if request.id % 2:
+            raise RuntimeError(f"bug {request.id}")
+        record.status = Status.SUCCEEDED
+
+    counts, records = virtual(replay_in_virtual_time(every_other_breaks, 6))
+    assert len(set(tasks)) == 1 and len(tasks) == 6
+    assert (counts.succeeded, counts.failed) == (3, 3)
+    failures = [record.failure for record in records if record.failure]
+    assert failures == [f"RuntimeError: bug {i}" for i in (1, 3, 5)]
+
+
+async def replay_in_virtual_time(serve, n: int):
+    records: list[RequestRecord] = []
+    counts = await replay(requests(n, 1.0), serve, records.append, origin_s=0.0)
+    return counts, records
+
+
+async def test_a_request_that_ends_although_it_was_cancelled_does_not_hold_the_replay() -> None:
+    async def stubborn(request: Request, record: RequestRecord, origin_s: float) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        record.status = Status.SUCCEEDED
+
+    async with asyncio.timeout(10):
+        counts, _ = await run(stubborn, n=2, drain_s=0.01)
+    assert counts.succeeded == 2

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.view import LeastFirst, PrefillPool
+from harness.view import FewestFirst, LeastFirst, PrefillPool
 
 
 class Work:
@@ -27,6 +27,27 @@ def test_least_equals_a_scan(n: int, operations: list[tuple[int, int, bool]]) ->
         costs[key], usable[key] = float(cost), use
         candidates = [(costs[i], i) for i in range(n) if usable[i]]
         assert order.least() == (min(candidates)[1] if candidates else -1)
+
+
+@given(
+    st.integers(1, 40),
+    st.lists(st.tuples(st.integers(0, 39), st.integers(-3, 3), st.booleans()), max_size=60),
+)
+def test_fewest_equals_a_scan(n: int, operations: list[tuple[int, int, bool]]) -> None:
+    order = FewestFirst()
+    for _ in range(n):
+        order.add()
+    counts, usable = [0] * n, [True] * n
+    for key, by, use in operations:
+        key %= n
+        order.change(key, by)
+        order.set_usable(key, use)
+        counts[key] += by
+        usable[key] = use
+        candidates = [(counts[i], i) for i in range(n) if usable[i]]
+        assert order.least() == (min(candidates)[1] if candidates else -1)
+        assert order.n_usable() == len(candidates)
+        assert [order.usable(i) for i in range(n)] == usable
 
 
 def test_work_queues_up_and_an_empty_queue_forgets_wrong_predictions() -> None:
