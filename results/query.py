@@ -58,6 +58,8 @@ def connect(runs: Sequence[Path], sql: str) -> duckdb.DuckDBPyConnection:
             "queries need DuckDB: pip install duckdb; or read the Parquet files with pyarrow, "
             "pandas or Polars (`prfaas results describe` shows their columns)"
         ) from error
+    if not sql.strip():
+        raise QueryError('query: empty; e.g. "select count(*) from requests"')
     present = {name for run in runs for name in _tables(run)}
     connection = duckdb.connect()
     # Only what is asked for is read: token times can be a hundred times the rest.
@@ -78,4 +80,10 @@ def query(runs: Sequence[Path], sql: str) -> tuple[list[str], list[tuple[Any, ..
                 return [], []
             return list(relation.columns), relation.fetchall()
         except duckdb.Error as error:
-            raise QueryError(f"query: {str(error).splitlines()[0]}") from error
+            raise QueryError(f"query: {_in_one_line(error)}") from error
+
+
+def _in_one_line(error: duckdb.Error) -> str:
+    """What is wrong and what would do, without the statement that is printed below it."""
+    lines = str(error).split("\n\nLINE")[0].splitlines()
+    return " ".join(line.strip() for line in lines if line.strip() and not line.startswith("LINE"))

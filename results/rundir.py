@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from results.whole import write_whole
+
 MARKER = "complete"
 IDENTITY = "run.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -56,17 +58,9 @@ class RunDir:
 
     def write_text(self, name: str, text: str) -> Path:
         """Write file `name` atomically. Returns its path."""
-        return self.write_bytes(name, text.encode())
-
-    def write_bytes(self, name: str, data: bytes) -> Path:
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
+        write_whole(target, text)
         return target
 
     def log(self, event: str, time_s: float | None = None, **fields: Any) -> None:

@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from results.report import data, page
+    from results.whole import write_whole
 
     for name in ("price_remote", "price_local", "price_gb"):
         if getattr(options, name) < 0:
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     runs = [data.load(path, _extras(path, options)) for path in options.run_dirs]
     drawn = [page.draw(each, f"r{at}") for at, each in enumerate(runs)]
     out = options.out or options.run_dirs[0] / "report.html"
-    out.write_text(page.page(runs, drawn))
+    write_whole(out, page.page(runs, drawn))
     print(f"wrote {out} ({out.stat().st_size / 1e6:.2f} MB)")
     if not options.no_png:
         for each in runs:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import csv
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,8 @@ def _query(options: argparse.Namespace) -> int:
 
     columns, rows = query(options.run_dirs, options.sql)
     if options.format == "json":
-        print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], default=str))
+        made = [dict(zip(columns, map(_plain, row), strict=True)) for row in rows]
+        print(json.dumps(made, default=str, allow_nan=False))
     elif options.format == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(columns)
@@ -139,12 +141,22 @@ def _query(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _plain(value: Any) -> Any:
+    """JSON has neither infinities nor NaN."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _cell(value: Any) -> str:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _export(options: argparse.Namespace) -> int:
     from results import export, reader
+    from results.whole import write_whole
 
     if not options.run_dir.is_dir():
         raise BadInput(f"{options.run_dir}: no such run directory")
@@ -168,10 +180,9 @@ def _export(options: argparse.Namespace) -> int:
     if options.out is None:
         sys.stdout.write(text)
     else:
-        try:
-            options.out.write_text(text)
-        except OSError as error:
-            raise BadInput(f"--out {options.out}: {error.strerror}") from error
+        if not options.out.absolute().parent.is_dir():
+            raise BadInput(f"--out {options.out}: no such directory")
+        write_whole(options.out, text)
         print(f"wrote {options.out}")
     return ExitCode.OK
 

@@ -25,6 +25,7 @@ from harness.processes import process_pool
 from harness.sweep.evaluate import Row, as_record, evaluate
 from harness.sweep.identity import identity
 from harness.sweep.study import Point, Study, points
+from results.whole import write_whole
 
 DATASET = "sweep.parquet"
 FORMAT = 1
@@ -67,7 +68,7 @@ def execute(
     parts = directory / "points"
     parts.mkdir(parents=True, exist_ok=True)
     asked = tomli_w.dumps(study.model_dump(mode="json", exclude_none=True))
-    _write(directory / "study.toml", asked.encode())
+    write_whole(directory / "study.toml", asked)
     results: dict[int, list[dict[str, Any]]] = {}
     missing = []
     for point in todo:
@@ -85,7 +86,7 @@ def execute(
     )
     for point, rows in finished:
         records = [as_record(row) for row in rows]
-        _write(parts / _file_name(point, study.best), json.dumps(records).encode())
+        write_whole(parts / _file_name(point, study.best), json.dumps(records))
         results[point.index] = records
         progress(len(results), len(todo), point.index, False)
     records = [
@@ -96,7 +97,7 @@ def execute(
         for record in results[point.index]
     ]
     dataset = directory / DATASET
-    _write(dataset, _parquet(study, records))
+    write_whole(dataset, _parquet(study, records))
     return Outcome(dataset, records, len(missing), resumed)
 
 
@@ -131,19 +132,6 @@ def _read(path: Path) -> list[dict[str, Any]] | None:
     except (OSError, ValueError):
         return None
     return records if isinstance(records, list) else None
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all: neither an interruption nor another sweep into the same directory leaves
-    half a file.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    try:
-        draft.write_bytes(data)
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def _parquet(study: Study, records: list[dict[str, Any]]) -> bytes:

@@ -16,6 +16,7 @@ from results.report import document, errors, theme
 from results.report.data import RunData
 from results.report.sections import SECTIONS, Section
 from results.summary import RunSummary
+from results.whole import write_whole
 
 #: Drawing widths in pixels: for pages wider than a phone, for phones, and for PNGs.
 WIDE, NARROW, PNG_WIDTH = 880, 340, 900
@@ -296,6 +297,6 @@ def write_pngs(run: RunData, directory: Path) -> list[Path]:
         spec["background"] = theme.SURFACE
         spec["padding"] = 20
         path = directory / f"{section.key}.png"
-        path.write_bytes(vl_convert.svg_to_png(theme.for_png(_svg(spec)), scale=2.0))
+        write_whole(path, vl_convert.svg_to_png(theme.for_png(_svg(spec)), scale=2.0))
         written.append(path)
     return written

@@ -66,6 +66,15 @@ def test_query(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert main(["results", "query", str(run), "select nothing from requests"]) == 2
     assert "query: Binder Error" in capsys.readouterr().err
+    assert main(["results", "query", str(run), "select max(ttft) from requests"]) == 2
+    error = capsys.readouterr().err
+    assert 'Candidate bindings: "ttft_s"' in error and error.count("\n") == 1
+    assert main(["results", "query", str(run), " "]) == 2
+    assert "query: empty" in capsys.readouterr().err
+    assert (
+        main(["results", "query", str(run), "select [1, 'inf'::double] a", "--format", "json"]) == 0
+    )
+    assert json.loads(capsys.readouterr().out) == [{"a": [1.0, None]}]
     absent = str(run.parent / "absent")
     assert main(["results", "query", absent, "select 1"]) == 2
     assert f"{absent}: no such directory" in capsys.readouterr().err

@@ -1,3 +1,4 @@
+import errno
 import gzip
 import json
 import random
@@ -14,7 +15,7 @@ from workloads.request import Request
 from workloads.traces import parquet_form, readers
 from workloads.traces.chain import chained
 from workloads.traces.readers import detect, in_order, open_trace
-from workloads.traces.rows import Place, TraceError
+from workloads.traces.rows import Place, TraceError, unwritable
 from workloads.traces.writers import save
 
 REAL = Path(__file__).parents[3] / "shared" / "traces"
@@ -358,3 +359,11 @@ def test_garbage_is_refused_with_one_line(data):
 def test_real_traces_are_recognised():
     assert detect(str(REAL / "mooncake_conversation.jsonl")) == "mooncake"
     assert detect(str(REAL / "azure_llm_2023_conv.csv")) == "azure"
+
+
+def test_a_full_disk_is_no_fault_of_the_trace(tmp_path):
+    full = unwritable(tmp_path / "t.parquet", OSError(errno.ENOSPC, "[errno 28] No space left"))
+    assert type(full) is OSError and full.filename == str(tmp_path / "t.parquet")
+    for name in ("t.parquet", "t.jsonl", "t.jsonl.gz"):
+        with pytest.raises(TraceError, match="cannot be written: .*No such file or directory"):
+            save(tmp_path / "absent" / name, [Request(0, 0.0, 10, 1)])

@@ -21,6 +21,7 @@ from workloads.traces.rows import (
     block_ids_field,
     number_field,
     tokens_field,
+    unwritable,
 )
 
 VERSION = 1
@@ -64,7 +65,7 @@ def write(path: str | Path, requests: Iterable[Request], notes: Iterable[str] = 
                 count += len(group)
         partial.replace(path)
     except OSError as error:
-        raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise unwritable(path, error) from None
     except (pa.ArrowInvalid, OverflowError) as error:
         raise TraceError(f"{path}: a request does not fit the Parquet form: {error}") from None
     finally:

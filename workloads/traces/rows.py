@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -34,6 +36,13 @@ _COMPRESSED_BYTES = 1 << 16
 
 class TraceError(InputError):
     """A trace that cannot be read: file:line, the field, what was found, what would do."""
+
+
+def unwritable(path: Path, error: OSError) -> Exception:
+    """A full disk stays what it is: the input was not at fault."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OSError(error.errno, os.strerror(error.errno), str(path))
+    return TraceError(f"{path}: cannot be written: {error.strerror or error}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from workloads.errors import InputError
 from workloads.request import Request
 from workloads.traces import parquet_form
 from workloads.traces.mooncake import BLOCK_TOKENS
-from workloads.traces.rows import TraceError
+from workloads.traces.rows import unwritable
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")
 
@@ -37,7 +37,7 @@ def save(path: str | Path, requests: Iterable[Request], notes: Iterable[str] = (
                 count += 1
         partial.replace(path)
     except OSError as error:
-        raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise unwritable(path, error) from None
     finally:
         partial.unlink(missing_ok=True)
     return count
