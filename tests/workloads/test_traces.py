@@ -365,5 +365,5 @@ def test_a_full_disk_is_no_fault_of_the_trace(tmp_path):
     full = unwritable(tmp_path / "t.parquet", OSError(errno.ENOSPC, "[errno 28] No space left"))
     assert type(full) is OSError and full.filename == str(tmp_path / "t.parquet")
     for name in ("t.parquet", "t.jsonl", "t.jsonl.gz"):
-        with pytest.raises(TraceError, match="cannot be written: .*No such file or directory"):
+        with pytest.raises(TraceError, match=r"cannot be written: .*No such file or directory"):
             save(tmp_path / "absent" / name, [Request(0, 0.0, 10, 1)])
