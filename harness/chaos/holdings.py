@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 from harness.chaos.processes import Held
 
-#: Left out of each life: imports, thread pools, caches and buffers that fill once.
-WARM_S = 90.0
+#: Left out of each life: imports, thread pools, the records of the cache's pages, the allocator's
+#: own arenas, which fill once.
+WARM_S = 180.0
 #: A life that was warm for less is no evidence about memory.
 LEAST_S = 240.0
 #: Growth from which memory is not flat, when it is beyond doubt.
