@@ -1,8 +1,8 @@
 """Writes a run's rows to Parquet while it goes, at a few microseconds a request.
 
-Rows are converted to columns in chunks, which become a row group when there are `row_group_rows` of
-them. Each row group is readable from then on (`results.growing`), so a crash loses at most the open
-ones.
+Rows are converted to columns in chunks, those of requests mostly in one, which become a row group
+when there are `row_group_rows` of them. Each row group is readable from then on
+(`results.growing`), so a crash loses at most the open ones.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import pyarrow as pa
 from results import columns, gap_counts
 from results.growing import GrowingParquet
 from results.records import RequestRecord
-from results.request_rows import RequestRows
+from results.request_rows import HELD, RequestRows
 from results.rows import AuditRow, DecisionRow, InstanceRow, LinkRow
 from results.schemas import SCHEMAS, with_metadata
 
 COMPLETE_KEY = "prfaas.complete"
 
-#: Rows, and runs of tokens in them, that are converted together.
+#: Rows of other tables, and runs of tokens, that are converted together.
 _CHUNK_ROWS = 4096
 _CHUNK_RUNS = 250_000
 #: A row group is also closed at this size in memory, which bounds it for measured token times.
@@ -96,9 +96,16 @@ class _Group:
         if self._rows >= self._max_rows or self._bytes >= _GROUP_BYTES:
             self.write()
 
+    @property
+    def room(self) -> int:
+        """Rows until it is full."""
+        return self._max_rows - self._rows
+
     def write(self) -> None:
         if self._chunks:
-            whole = pa.concat_tables(self._chunks).unify_dictionaries().combine_chunks()
+            whole = self._chunks[0]
+            if len(self._chunks) > 1:
+                whole = pa.concat_tables(self._chunks).unify_dictionaries().combine_chunks()
             self._chunks = []
             self._rows = self._bytes = 0
             self.file.append(whole)
@@ -108,8 +115,8 @@ class Recorder:
     """Creates the tables of results.schemas in `directory`: requests.parquet and so on.
 
     `meta` goes into each file's key-value metadata (commit, seed, clock mode, scale factors, ...);
-    leave out what differs between equal runs where equal bytes are wanted. A record may be reused
-    once handed in, but not its `token_runs`. Raises OSError.
+    leave out what differs between equal runs where equal bytes are wanted. A record that was handed
+    in is read a little later, with others: it must not change any more. Raises OSError.
     """
 
     def __init__(
@@ -129,19 +136,21 @@ class Recorder:
             for table in SCHEMAS
             if table in tables
         }
-        self._requests = RequestRows()
+        self._requests = RequestRows(row_group_rows)
+        self._held = self._requests.held
+        self._due = min(HELD, row_group_rows)
         self._where = _Where()
         self._others = {table: _Rows(table) for table in _CONVERTERS}
         self._decisions = self._others["decisions"]
 
     def request(self, record: RequestRecord, configuration: str, phase: str) -> None:
         """A request that ended; its tokens go to tokens.parquet."""
-        where, requests = self._where, self._requests
+        where, held = self._where, self._held
         if configuration is not where.configuration or phase is not where.phase:
-            where.begin(configuration, phase, requests.rows)
-        requests.add(record)
-        if requests.rows >= self._chunk_rows or requests.runs >= _CHUNK_RUNS:
-            self._convert_requests()
+            where.begin(configuration, phase, self._requests.rows + len(held))
+        held.append(record)
+        if len(held) >= self._due:
+            self._copy_requests()
 
     def decision(self, row: DecisionRow, configuration: str, phase: str) -> None:
         self._add(self._decisions, row, configuration, phase)
@@ -177,7 +186,17 @@ class Recorder:
         for group in self._groups.values():
             group.file.close({COMPLETE_KEY: "true" if complete else "false"})
 
+    def _copy_requests(self) -> None:
+        requests = self._requests
+        requests.copy()
+        room = self._groups["requests"].room - requests.rows
+        if room <= 0 or requests.runs >= _CHUNK_RUNS:
+            self._convert_requests()
+            room = self._groups["requests"].room
+        self._due = min(HELD, room)
+
     def _convert_requests(self) -> None:
+        self._requests.copy()
         if self._requests.rows:
             where = self._where.take(self._requests.rows)
             requests, tokens = self._requests.take()

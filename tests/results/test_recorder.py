@@ -97,6 +97,41 @@ def test_rows_are_read_back(tmp_path: Path) -> None:
     assert reader.describe(tmp_path / "requests.parquet").row_groups == 3
 
 
+def test_many_rows_are_read_back_whatever_has_not_happened(tmp_path: Path) -> None:
+    # More than a block of rows and a row group, with names and gaps in the times in the middle.
+    recorder = Recorder(tmp_path, META, row_group_rows=3000)
+    expected = []
+    for i in range(7001):
+        made = record(i)
+        made.decode_instance = f"pd-{i % 5}"
+        made.verified = (None, True, False)[i % 3] if i > 4000 else None
+        if 2100 < i < 2200 or i == 6999:
+            made.delivered_s = made.admitted_s = None
+            made.token_runs = ()
+        configuration = "prfaas" if i < 2500 else "naive"
+        delivered_us = None if made.delivered_s is None else (i + 1) * 1_000_000 + 1_750_000
+        expected.append(
+            (
+                configuration,
+                i,
+                made.decode_instance,
+                made.verified,
+                delivered_us,
+                8 if made.token_runs else 0,
+            )
+        )
+        recorder.request(made, configuration, "latency")
+    recorder.close()
+    found = reader.read(tmp_path, "requests").to_pylist()
+    counts = [len(tokens.times_us(row)) for row in reader.read(tmp_path, "tokens").to_pylist()]
+    fields = ("configuration", "id", "decode_instance", "verified", "delivered_us")
+    assert [
+        (*(row[field] for field in fields), count) for row, count in zip(found, counts, strict=True)
+    ] == expected
+    groups = pq.ParquetFile(tmp_path / "requests.parquet").metadata
+    assert [groups.row_group(at).num_rows for at in range(3)] == [3000, 3000, 1001]
+
+
 def test_links_instances_and_decisions(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, META)
     recorder.link(LinkRow(0.5, "prfaas->pd", 1000, 1e9, 5e8, 0.5, 10, 0.002, None), "a", "p")
