@@ -32,9 +32,9 @@ class KdaShape:
         return torch.zeros(1, self.heads, self.dim, self.dim)
 
     def chunked_flops(self) -> int:
-        """Of the chunked form's matrix products: three with the state, and inside a chunk two
-        triangles of products of keys, a triangular solution for W and U, and one product with R."""
-        inside = (2 * self.dim + 2 * self.dim + 2 * self.dim) * CHUNK
+        """Of the chunked form's matrix products: three with the state, and inside a chunk four
+        triangles, keys and queries with keys and both of these with what is missing from v."""
+        inside = 4 * self.dim * CHUNK
         return self.tokens * self.heads * (6 * self.dim**2 + inside)
 
 

@@ -22,6 +22,10 @@ class Timing:
         """How many times as long `other` took, best against best."""
         return other.best_s / self.best_s
 
+    def median_ratio_to(self, other: Timing) -> float:
+        """The same, median against median."""
+        return other.median_s / self.median_s
+
 
 def settle_allocator() -> None:
     """Free a large block once, as a process has that loaded a model: from then on glibc keeps what

@@ -245,7 +245,7 @@ def _within_chunks(q: Tensor, k: Tensor, g: Tensor, beta: Tensor) -> tuple[Tenso
     since = g.mul(math.log2(math.e)).exp2_()
     for before, here in pairwise(since.unbind(2)):
         here *= before
-    forgets = (since[:, :, -1] < _LEAST_KEPT).any(-1)
+    forgets = since[:, :, -1].amin(-1) < _LEAST_KEPT
     if forgets.all():
         start, end, decay, products = _doubled(q, k, g)
     else:
