@@ -2,7 +2,8 @@
 
 A discipline ranks a prompt by a number that does not depend on when it is asked: waiting prompts
 age at the same speed, so their order never changes while they wait. Least first; equal ranks first
-come, first served. What has been computed of a prompt counts as work that is done.
+come, first served. Work that is done of a prompt may make its rank better and never makes it worse:
+of two with the same slack the one in hand would fall behind with each chunk, and they took turns.
 """
 
 from __future__ import annotations

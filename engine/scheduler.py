@@ -235,10 +235,11 @@ class Scheduler:
         return self.discipline.rank(sequence.arrived_s, left_s)
 
     def _begun(self) -> list[Sequence]:
-        """Prompts that hold memory and are not computed yet, best rank first."""
+        """Prompts that hold memory and are not computed yet, best rank first: none stands lower
+        than before for what was computed of it."""
         begun = [sequence for sequence in self.running if not sequence.decoding]
         for sequence in begun:
-            sequence.rank = self._rank(sequence)
+            sequence.rank = min(sequence.rank, self._rank(sequence))
         return sorted(begun, key=_BY_RANK)
 
     # -- memory

@@ -26,6 +26,10 @@ from harness.instances.modelled_queue import PromptQueue
 from harness.links.fluid import FluidLink
 from harness.ports import InstanceLost, PrefillDone, PrefillJob, ServingError
 
+#: Share of a prompt's work that is more than rounding and less than any chunk: at the end of one
+#: chunk, the end that comes next is the next one's.
+_NEXT_CHUNK = 1e-9
+
 __all__ = ["PrefillProfile", "PrefillRules", "PrefillStage", "PrefillWork"]
 
 
@@ -120,6 +124,8 @@ class PrefillStage:
         """Raises RequestRejected when the destination can never hold the cache."""
         work = PrefillWork(self, job, destination, link)
         self._works[work.key] = work
+        if self.rules.discipline.preempts:
+            self._rank(work, 0.0)
         if not self._queued and self._is_free() and self._fits(work):
             self._start(work, work.enqueued_s)
         else:
@@ -241,8 +247,12 @@ class PrefillStage:
     def _enqueue(self, work: PrefillWork) -> None:
         work.state = QUEUED
         self._queued += 1
-        left_s = work.work_s - work.done_s
-        self._queue.push(work, self.rules.discipline.rank(work.arrived_s, left_s))
+        self._queue.push(work, self._rank(work, work.done_s))
+
+    def _rank(self, work: PrefillWork, done_s: float) -> float:
+        """Where a prompt stands of which `done_s` are done: never lower than where it stood."""
+        work.rank = min(work.rank, self.rules.discipline.rank(work.arrived_s, work.work_s - done_s))
+        return work.rank
 
     def _fits(self, work: PrefillWork) -> bool:
         held_bytes = self._held_bytes
@@ -299,7 +309,7 @@ class PrefillStage:
             begin_s = min(now_s + first_layer_s * slowdown, finish_s)
             work.link.produce(flow, begin_s, finish_s, paced_bytes, last_layer_bytes)
         if self.rules.discipline.preempts:
-            self._consider_preemption()
+            self._consider_preemption(_NEXT_CHUNK)
 
     def _stop(self, work: PrefillWork) -> None:
         """Stop computing `work`, keeping what is done."""
@@ -343,9 +353,8 @@ class PrefillStage:
 
     # Chunks -------------------------------------------------------------------------------------
 
-    def _chunk_left(self, work: PrefillWork) -> float:
-        """Seconds from now until the current prompt's chunk ends."""
-        done_s = self._done_s(work)
+    def _chunk_end(self, work: PrefillWork, done_s: float) -> float:
+        """Seconds of work at which the chunk ends that holds `done_s`."""
         cached, uncached = work.cached_tokens, work.input_tokens - work.cached_tokens
         chunk_tokens = even_chunk(uncached, self.rules.chunk_tokens)
         chunks = range(1, round(uncached / chunk_tokens))
@@ -354,12 +363,12 @@ class PrefillStage:
             return self.profile.prefill_s(cached + chunk * chunk_tokens, cached)
 
         index = bisect_left(chunks, done_s, key=work_until)
-        end_s = work_until(chunks[index]) if index < len(chunks) else work.work_s
-        return max(0.0, end_s - done_s) * self._slowdown
+        return work_until(chunks[index]) if index < len(chunks) else work.work_s
 
     def _let_chunk_end(self, work: PrefillWork) -> None:
         """The current prompt is gone; the device is free when its chunk ends."""
-        left_s = self._chunk_left(work)
+        done_s = self._done_s(work)
+        left_s = max(0.0, self._chunk_end(work, done_s) - done_s) * self._slowdown
         self._current = None
         if self._paused:
             self._chunk_left_s = left_s
@@ -373,16 +382,25 @@ class PrefillStage:
         self._chunk_timer = None
         self._start_next()
 
-    def _consider_preemption(self) -> None:
-        """If somebody better waits, look again when the current prompt's chunk ends."""
+    def _consider_preemption(self, least_share: float = 0.0) -> None:
+        """If anybody waits, see who is ranked best when the current prompt's chunk ends: the first
+        to end after `least_share` of its work more."""
         work = self._current
-        if work is not None and self._preempt_timer is None and self._outranked(work):
-            self._preempt_timer = self.loop.call_later(self._chunk_left(work), self._preempt)
+        if work is None or self._paused or self._preempt_timer is not None or not self._queued:
+            return
+        done_s = self._done_s(work)
+        end_s = self._chunk_end(work, done_s + least_share * work.work_s)
+        if end_s < work.work_s:
+            left_s = max(0.0, end_s - done_s) * self._slowdown
+            self._preempt_timer = self.loop.call_later(left_s, self._preempt)
 
     def _preempt(self) -> None:
         self._preempt_timer = None
         work = self._current
-        if work is None or not self._outranked(work):
+        if work is None:
+            return
+        if not self._outranked(work):
+            self._consider_preemption(_NEXT_CHUNK)
             return
         self._stop(work)
         self._current = None
@@ -393,5 +411,4 @@ class PrefillStage:
         head = self._queue.head()
         if head is None or not self._fits(head[2]):
             return False
-        left_s = work.work_s - self._done_s(work)
-        return head[0] < self.rules.discipline.rank(work.arrived_s, left_s)
+        return head[0] < self._rank(work, self._done_s(work))

@@ -84,6 +84,7 @@ class PrefillWork(asyncio.Future[PrefillDone]):
         "link",
         "memory",
         "n_bytes",
+        "rank",
         "stage",
         "started",
         "started_s",
@@ -115,6 +116,8 @@ class PrefillWork(asyncio.Future[PrefillDone]):
         self.enqueued_s = loop.time()
         #: Seconds of work done by the last time it was stopped.
         self.done_s = 0.0
+        #: In the order of the queue; what is computed never makes it worse.
+        self.rank = math.inf
         self.started = False
         self.started_s = self.finished_s = math.nan
         self.flow: Flow | None = None

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from engine.cache.pool import HybridPool
 from engine.pacing import (
     Curve,
     InputError,
@@ -16,6 +17,8 @@ from engine.pacing import (
     layer_due_s,
     sleep_until,
 )
+from engine.prefill_time import MeasuredTime, PacedTime
+from engine.sequence import Sequence
 
 SPEC = {
     "prefill": {"quadratic_s": [0.383401, 4.254469e-5, 8.793075e-11]},
@@ -94,3 +97,37 @@ async def test_sleep_never_wakes_early():
         when_s = time.monotonic() + delay_s
         await sleep_until(when_s)
         assert time.monotonic() >= when_s
+
+
+def test_chunks_cost_what_the_whole_prompt_costs():
+    pacing = Pacing.from_json(
+        {
+            "prefill": {"quadratic_s": [0.5, 1e-3, 1e-6]},
+            "decode": {"step_s": 0.01, "max_batch": 4},
+        }
+    )
+    times = PacedTime(pacing)
+    for cached in (0, 640, 3000):
+        sequence = Sequence("r", [1] * 100, 1, system_tokens=6400, cached_tokens=cached)
+        whole_s = times.left_s(sequence)
+        assert whole_s == pytest.approx(pacing.prefill_s(6400, cached))
+        sequence.lease = HybridPool(16, 4, 10).acquire([], 100)
+        sequence.computed = 40
+        done_s = times.chunk_s(sequence, 0, 40)
+        assert done_s + times.left_s(sequence) == pytest.approx(whole_s)
+        assert times.left_s(sequence) == pytest.approx(
+            times.chunk_s(sequence, 40, 70) + times.chunk_s(sequence, 70, 100)
+        )
+
+
+def test_without_pacing_work_is_told_by_the_speed_so_far():
+    times = MeasuredTime()
+    long, short = Sequence("long", [1] * 200, 1), Sequence("short", [1] * 50, 1)
+    assert times.left_s(long) > times.left_s(short) > 0.0
+    times.learn(100, 2.0)
+    times.learn(300, 2.0)
+    assert times.left_s(long) == pytest.approx(2.0)
+    long.computed = 150
+    assert times.left_s(long) == pytest.approx(0.5)
+    known = Sequence("known", [1] * 100, 1, system_tokens=6400, cached_tokens=3200)
+    assert times.left_s(known) == pytest.approx(0.5)

@@ -9,6 +9,14 @@ from hypothesis import strategies as st
 from engine.cache.checkpoints import CheckpointPolicy
 from engine.cache.figures import Group
 from engine.cache.pool import HybridPool, NeverFits
+from engine.disciplines import (
+    DISCIPLINES,
+    FIFO,
+    Discipline,
+    LeastSlack,
+    ShortestFirst,
+    make_discipline,
+)
 from engine.scheduler import Limits, Scheduler, Step
 from engine.sequence import Sequence
 
@@ -23,7 +31,14 @@ def answer(tokens: list[int]) -> int:
 class FakeEngine:
     """Runs steps on pages and slots that hold token tuples; wrong content is an assertion."""
 
-    def __init__(self, pages: int, slots: int, limits: Limits, interval_blocks: int = 2) -> None:
+    def __init__(
+        self,
+        pages: int,
+        slots: int,
+        limits: Limits,
+        interval_blocks: int = 2,
+        discipline: Discipline = FIFO,
+    ) -> None:
         self.pages: dict[int, list[int]] = {}
         self.states: dict[int, tuple[int, ...] | None] = {}
         self.pool = HybridPool(
@@ -35,7 +50,7 @@ class FakeEngine:
             first_slot=1,
             on_freed=self.poison,
         )
-        self.scheduler = Scheduler(self.pool, limits)
+        self.scheduler = Scheduler(self.pool, limits, discipline)
         self.computed_tokens = 0
         self.tick = 0
 
@@ -243,12 +258,15 @@ def test_a_failed_step_ends_its_sequences_and_shares_nothing():
     slots=st.integers(2, 6),
     step_tokens=st.integers(4, 24),
     max_batch=st.integers(1, 5),
+    one_prompt=st.booleans(),
     phases=st.integers(1, 3),
+    name=st.sampled_from(DISCIPLINES),
 )
 def test_any_mix_ends_with_the_right_tokens_and_no_leak(
-    data, pages, slots, step_tokens, max_batch, phases
+    data, pages, slots, step_tokens, max_batch, one_prompt, phases, name
 ):
-    engine = FakeEngine(pages, slots, Limits(max_batch, step_tokens, phases=phases))
+    limits = Limits(max_batch, step_tokens, one_prompt, phases)
+    engine = FakeEngine(pages, slots, limits, discipline=make_discipline(name, 0.5, 10.0))
     sequences = []
     for number in range(data.draw(st.integers(1, 7))):
         shared = data.draw(st.integers(0, 12))
@@ -258,6 +276,7 @@ def test_any_mix_ends_with_the_right_tokens_and_no_leak(
             [1] * shared + [number % 3 + 2] * own,
             data.draw(st.integers(1, 8)),
             tenant=data.draw(st.sampled_from("ab")),
+            arrived_s=float(engine.tick),
         )
         engine.scheduler.add(sequence)
         sequences.append(sequence)
@@ -269,3 +288,175 @@ def test_any_mix_ends_with_the_right_tokens_and_no_leak(
         prompt = sequence.tokens[: sequence.prompt_tokens]
         assert sequence.tokens == expected(prompt, sequence.generated)
         assert sequence.finish == "cancelled" or sequence.generated == sequence.max_tokens
+
+
+# Queue disciplines -----------------------------------------------------------------------------
+
+
+def prompt_of(name: str, tokens: int, arrived_s: float = 0.0) -> Sequence:
+    """One prompt like no other, whose cache is handed over."""
+    own = [hash(name) % 1000 + position for position in range(tokens)]
+    return Sequence(name, own, 1, hand_over=True, arrived_s=arrived_s)
+
+
+def computed(step: Step) -> list[tuple[str, int, int]]:
+    return [(item.sequence.id, item.start, item.stop) for item in step.items]
+
+
+def until_empty(engine: FakeEngine) -> list[tuple[str, int, int]]:
+    """All that is computed from here on, in order; what ends gives its memory back."""
+    done = []
+    while len(engine.scheduler):
+        step, fed = engine.step()
+        done += computed(step)
+        give_back(fed)
+    return done
+
+
+def give_back(fed: list[Sequence]) -> None:
+    """What the owner of a cache does with it once it has been handed over."""
+    for sequence in fed:
+        if sequence.finish:
+            sequence.drop_memory()
+
+
+def test_the_shortest_takes_over_between_even_chunks():
+    engine = FakeEngine(64, 8, Limits(step_tokens=16, one_prompt=True), discipline=SHORTEST)
+    engine.scheduler.add(prompt_of("long", 36))
+    step, _ = engine.step()
+    # Three chunks of twelve rather than 16, 16 and 4.
+    assert computed(step) == [("long", 0, 12)]
+    engine.scheduler.add(prompt_of("middle", 20))
+    engine.scheduler.add(prompt_of("short", 6))
+    engine.scheduler.add(prompt_of("as short", 6))
+    assert until_empty(engine) == [
+        ("short", 0, 6),
+        ("as short", 0, 6),
+        ("middle", 0, 12),
+        ("middle", 12, 20),
+        ("long", 12, 24),
+        ("long", 24, 36),
+    ]
+
+
+def test_what_is_computed_counts_as_done():
+    engine = FakeEngine(64, 8, Limits(step_tokens=16, one_prompt=True), discipline=SHORTEST)
+    engine.scheduler.add(prompt_of("begun", 32))
+    engine.step()
+    engine.scheduler.add(prompt_of("shorter than all of it", 20))
+    assert until_empty(engine)[0] == ("begun", 16, 32)
+
+
+def test_age_is_worth_work():
+    order = []
+    for ageing in (0.01, 1.0):
+        limits = Limits(step_tokens=64, one_prompt=True)
+        engine = FakeEngine(64, 8, limits, discipline=ShortestFirst(ageing))
+        engine.scheduler.add(prompt_of("old and long", 40, arrived_s=0.0))
+        engine.scheduler.add(prompt_of("young and short", 10, arrived_s=31.0))
+        order.append([name for name, _, _ in until_empty(engine)])
+    assert order == [["young and short", "old and long"], ["old and long", "young and short"]]
+
+
+def test_least_slack_goes_by_the_arrival_of_the_request_and_its_length():
+    limits = Limits(step_tokens=64, one_prompt=True)
+    engine = FakeEngine(64, 8, limits, discipline=LeastSlack(50.0))
+    engine.scheduler.add(prompt_of("just in time", 10, arrived_s=20.0))
+    engine.scheduler.add(prompt_of("long", 40, arrived_s=20.0))
+    engine.scheduler.add(prompt_of("tried again", 10, arrived_s=-15.0))
+    assert [name for name, _, _ in until_empty(engine)] == ["tried again", "long", "just in time"]
+
+
+def test_in_steps_that_mix_tokens_and_prompts_the_shortest_gets_what_the_tokens_leave():
+    engine = FakeEngine(64, 8, Limits(step_tokens=13), discipline=SHORTEST)
+    engine.scheduler.add(Sequence("decodes", [7] * 5, 9))
+    engine.step()
+    engine.scheduler.add(prompt_of("long", 30))
+    step, _ = engine.step()
+    assert computed(step) == [("decodes", 5, 6), ("long", 0, 12)]
+    engine.scheduler.add(prompt_of("short", 7))
+    step, fed = engine.step()
+    assert computed(step) == [("decodes", 6, 7), ("short", 0, 7), ("long", 12, 16)]
+    give_back(fed)
+    until_empty(engine)
+
+
+def test_one_that_lost_its_memory_goes_first_whatever_the_discipline():
+    engine = FakeEngine(16, 4, Limits(max_batch=1), discipline=SHORTEST)
+    long = Sequence("long", list(range(20)), 4)
+    engine.scheduler.add(long)
+    engine.step()
+    engine.scheduler._preempt(long)
+    engine.scheduler.add(prompt_of("short", 3))
+    assert engine.scheduler.starved
+    step, _ = engine.step()
+    assert step.admitted == [long]
+    assert [name for name, _, _ in until_empty(engine)][-1] == "short"
+    assert long.tokens == expected(list(range(20)), 4)
+
+
+def test_one_that_finds_no_memory_lets_those_go_on_that_hold_it():
+    limits = Limits(step_tokens=8, one_prompt=True)
+    engine = FakeEngine(9, 8, limits, interval_blocks=0, discipline=SHORTEST)
+    engine.scheduler.add(prompt_of("long", 32))
+    engine.step()
+    engine.scheduler.add(prompt_of("does not fit", 6))
+    engine.scheduler.add(prompt_of("worse but small", 28))
+    engine.scheduler.add(prompt_of("fits", 3))
+    # The only free page is for the best; then the next has none, and nobody passes it.
+    done = until_empty(engine)
+    assert [done[0], done[-1][0]] == [("fits", 0, 3), "worse but small"]
+    assert [name for name, _, _ in done[1:]].index("long") == 0
+    assert [name for name, _, _ in done].index("does not fit") > done.index(("long", 24, 32))
+
+
+def test_a_prompt_that_others_passed_can_be_cancelled():
+    engine = FakeEngine(64, 8, Limits(step_tokens=16, one_prompt=True), discipline=SHORTEST)
+    long = prompt_of("long", 48)
+    engine.scheduler.add(long)
+    engine.step()
+    engine.scheduler.add(prompt_of("short", 8))
+    engine.step(cancel=long)
+    assert long.finish == "cancelled" and long.lease is None
+    assert until_empty(engine) == []
+    for sequence in engine.scheduler.running:
+        sequence.drop_memory()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=2, max_size=40),
+    gaps=st.lists(st.integers(0, 12), min_size=40, max_size=40),
+    pages=st.integers(11, 40),
+    step_tokens=st.integers(4, 24),
+    one_prompt=st.booleans(),
+    ageing=st.sampled_from([0.25, 1.0, 4.0]),
+)
+def test_nobody_starves(lengths, gaps, pages, step_tokens, one_prompt, ageing):
+    """A token takes a second. Nothing that arrives more than w / ageing after a prompt of w is
+    computed while that waits for its turn, so its wait is bounded whatever comes."""
+    limits = Limits(8, step_tokens, one_prompt)
+    engine = FakeEngine(pages, 8, limits, discipline=ShortestFirst(ageing))
+    now_s = 0.0
+    coming, at_s = [], 0.0
+    for number, (tokens, gap_s) in enumerate(zip(lengths, gaps, strict=False)):
+        at_s += gap_s
+        coming.append(prompt_of(str(number), tokens, at_s))
+    here: list[Sequence] = []
+    while coming or len(engine.scheduler):
+        while coming and coming[0].arrived_s <= now_s:
+            here.append(coming.pop(0))
+            engine.scheduler.add(here[-1])
+        step, fed = engine.step()
+        for item in step.items:
+            latest_s = item.sequence.arrived_s
+            passed = [s for s in here if s.computed == 0 and s is not item.sequence]
+            assert all(s.arrived_s + s.prompt_tokens / ageing >= latest_s for s in passed)
+        for sequence in fed:
+            sequence.drop_memory()
+            here.remove(sequence)
+        now_s += max(1, sum(item.stop - item.start for item in step.items))
+    assert not here
+
+
+SHORTEST = ShortestFirst(ageing=0.001)
