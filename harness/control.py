@@ -53,7 +53,7 @@ class Control:
             return
         short = build(ShortTermRules, parameters, scale)
         long = build(LongTermRules, parameters, scale)
-        self._seen = TrafficWindow(long.window_s)
+        self._seen = TrafficWindow(long.window_s, long.trend_window_s, long.trend_significance)
         traffic: Callable[[float], Traffic | None] = self._seen.traffic
         if long.foresight:
             if not isinstance(workload, DriftWorkload):

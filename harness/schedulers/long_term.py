@@ -1,9 +1,10 @@
 """Minutes: how many local instances prefill and how many decode, for the traffic that is seen.
 
-At each plan the best split and threshold are searched for the lengths, outputs and bandwidth seen
-in the window. One instance is converted at a time, and only when the planned gain is worth it, has
-been for several plans in a row, and the present split is under pressure; a conversion is not taken
-back for a while. So a plan that wavers between two near-equal splits converts nothing.
+At each plan the best split and threshold are searched for the lengths, as they would be now, the
+outputs and the bandwidth that were seen. One instance is converted at a time, and only when the
+planned gain is worth it, has been for several plans in a row, and the present split is under
+pressure; a conversion is not taken back for a while, and then for more than it took to make it.
+So a plan that wavers between two near-equal splits converts next to nothing.
 """
 
 from __future__ import annotations
@@ -26,10 +27,22 @@ class LongTermRules:
 
     long_term: bool = parameter(True, "run the long-term scheduler")
     plan_interval_s: float = parameter(60.0, "how often the split is planned", least=0.001)
-    window_s: float = parameter(600.0, "traffic that counts, for t too", least=0.001)
-    least_gain: float = parameter(
-        0.02, "planned gain in capacity that a conversion must promise", least=0.0
+    window_s: float = parameter(
+        600.0, "requests of so long give the offered rate and the outputs", least=0.001
     )
+    trend_window_s: float = parameter(
+        2400.0,
+        "lengths of so long count, for t too, moved to now along their trend; with no more than "
+        "window_s, those of window_s as they are",
+        least=0.0,
+    )
+    trend_significance: float = parameter(
+        2.0, "a trend of the lengths counts from so many of its standard errors on", least=0.0
+    )
+    least_gain: float = parameter(
+        0.01, "planned gain in capacity that a conversion must promise", least=0.0
+    )
+    reversal_gain: float = parameter(0.02, "and one that takes the last conversion back", least=0.0)
     confirmations: int = parameter(3, "plans in a row that must agree on the direction", least=1)
     reversal_s: float = parameter(
         900.0, "for so long after a conversion none goes the other way", least=0.0
@@ -119,9 +132,10 @@ class LongTerm:
             return 0
         if best is present:
             return 0
-        if best.requests_per_s < (1 + rules.least_gain) * present.requests_per_s:
-            return 0
-        return 1 if best.split.n_prefill > n_prefill else -1
+        direction = 1 if best.split.n_prefill > n_prefill else -1
+        taken_back = direction == -self._last_direction
+        gain = max(rules.least_gain, rules.reversal_gain if taken_back else 0.0)
+        return direction if best.requests_per_s >= (1 + gain) * present.requests_per_s else 0
 
 
 def _worth(point: SplitPoint) -> tuple[float, float]:

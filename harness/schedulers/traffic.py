@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
 from harness.planner import Deployment
+from harness.schedulers.trend import as_of
 from workloads.kinds import DriftWorkload
 from workloads.lengths import Empirical
 from workloads.spec import lengths_at
+
+#: Points that stand for a distribution of lengths.
+_QUANTILES = 512
+_MIDPOINTS = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +29,33 @@ class Traffic:
 
     def placed_in(self, deployment: Deployment, rate_gbps: float | None) -> Deployment:
         """`deployment` under this traffic and a link of `rate_gbps` (None: no bound)."""
+        tokens = np.array(self.incremental_tokens)
+        if len(tokens) > _QUANTILES:
+            tokens = np.rint(np.quantile(tokens, _MIDPOINTS)).astype(np.int64)
         return replace(
             deployment,
-            lengths=Empirical(np.array(self.incremental_tokens)),
+            lengths=Empirical(tokens),
             output_tokens=self.output_tokens,
             link=replace(deployment.link, rate_gbps=rate_gbps),
         )
 
 
 class TrafficWindow:
-    """Keeps the requests of the last `window_s`, at most `most` of them."""
+    """Rate and outputs of the last `window_s`, and the lengths of the last `trend_window_s` moved
+    to now along their trend (`harness.schedulers.trend`), of `window_s` at the least. It keeps at
+    most `most` requests.
+    """
 
-    def __init__(self, window_s: float, most: int = 4096) -> None:
+    def __init__(
+        self,
+        window_s: float,
+        trend_window_s: float = 0.0,
+        trend_significance: float = 2.0,
+        most: int = 32_768,
+    ) -> None:
         self._window_s = window_s
+        self._kept_s = max(window_s, trend_window_s)
+        self._significance = trend_significance
         self._seen: deque[tuple[float, int, int]] = deque(maxlen=most)
         self._began_s: float | None = None
 
@@ -47,17 +67,23 @@ class TrafficWindow:
     def traffic(self, now_s: float) -> Traffic | None:
         """None while nothing was seen."""
         seen = self._seen
-        while seen and seen[0][0] < now_s - self._window_s:
+        while seen and seen[0][0] < now_s - self._kept_s:
             seen.popleft()
         if not seen or self._began_s is None:
             return None
+        rows = np.fromiter(chain.from_iterable(seen), float, 3 * len(seen)).reshape(-1, 3)
+        times_s, tokens, outputs = rows[:, 0], rows[:, 1], rows[:, 2]
+        recent = int(np.searchsorted(times_s, now_s - self._window_s))
+        if recent == len(times_s):
+            return None
         full = len(seen) == seen.maxlen
-        since_s = seen[0][0] if full else max(self._began_s, now_s - self._window_s)
+        since_s = max(self._began_s, now_s - self._window_s, float(times_s[0]) if full else 0.0)
         span_s = now_s - since_s
+        tokens = as_of(now_s, times_s, tokens, self._window_s, self._significance)
         return Traffic(
-            request_rate=len(seen) / span_s if span_s > 0.0 else 0.0,
-            incremental_tokens=tuple(tokens for _, tokens, _ in seen),
-            output_tokens=sum(output for _, _, output in seen) / len(seen),
+            request_rate=(len(times_s) - recent) / span_s if span_s > 0.0 else 0.0,
+            incremental_tokens=tuple(np.rint(tokens).astype(int).tolist()),
+            output_tokens=float(outputs[recent:].mean()),
         )
 
     def __len__(self) -> int:
@@ -73,9 +99,6 @@ def foreseen(
     if traffic is None:
         return None
     lengths = lengths_at(workload, modelled_s)
-    quantiles = ((i + 0.5) / _QUANTILES for i in range(_QUANTILES))
-    return replace(traffic, incremental_tokens=tuple(round(lengths.quantile(q)) for q in quantiles))
-
-
-#: Points that stand for a distribution of lengths.
-_QUANTILES = 512
+    return replace(
+        traffic, incremental_tokens=tuple(round(lengths.quantile(q)) for q in _MIDPOINTS.tolist())
+    )

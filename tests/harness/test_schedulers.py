@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,9 +20,10 @@ from harness.schedulers.long_term import LongTerm, LongTermRules
 from harness.schedulers.roles import Roles
 from harness.schedulers.short_term import ShortTerm, ShortTermRules
 from harness.schedulers.traffic import Traffic, TrafficWindow
+from harness.schedulers.trend import as_of
 from harness.topology import PD, PRFAAS, build_view, instance_specs
 from harness.view import View
-from workloads.lengths import TruncatedLogNormal
+from workloads.lengths import FloatArray, TruncatedLogNormal
 from workloads.request import Request
 
 PAPER = load_experiment("paper")
@@ -118,6 +120,75 @@ def test_the_window_forgets_and_knows_its_rate() -> None:
     assert seen is not None
     assert seen.incremental_tokens == tuple(range(20, 41))
     assert seen.request_rate == pytest.approx(2.1)
+
+
+STEADY = TruncatedLogNormal(9.0, 0.5, 1, 1_000_000)
+
+
+def a_window_of(factor: Callable[[float], float]) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(times, lengths, what the lengths would be without `factor` of time) of 2,400 s at 4/s."""
+    times = np.arange(0.0, 2400.0, 0.25)
+    plain = STEADY.sample(np.random.default_rng(1), len(times), True).astype(float)
+    return times, plain * [factor(time) for time in times.tolist()], plain
+
+
+def test_drifting_lengths_are_moved_to_now() -> None:
+    """They grow e-fold in two hours: a plain mean of the window is 15 % behind."""
+    times, seen, plain = a_window_of(lambda time_s: float(np.exp(time_s / 7200)))
+    now = as_of(2400.0, times, seen, 600.0, 2.0)
+    assert len(now) == len(seen)
+    assert now.mean() == pytest.approx(plain.mean() * np.exp(2400 / 7200), rel=0.02)
+    assert seen.mean() < 0.87 * plain.mean() * np.exp(2400 / 7200)
+    assert as_of(240_000.0, times, seen, 600.0, 2.0).max() <= seen.max()
+
+
+def test_steady_lengths_stay_as_they_are() -> None:
+    times, seen, _ = a_window_of(lambda time_s: 1.0)
+    assert as_of(2400.0, times, seen, 600.0, 2.0).tolist() == seen.tolist()
+
+
+@pytest.mark.parametrize("jump_s", [600.0, 1200.0, 1800.0, 2200.0])
+@pytest.mark.parametrize("factor", [0.5, 1.5])
+def test_after_a_jump_lengths_from_before_it_do_not_count(jump_s: float, factor: float) -> None:
+    times, seen, _ = a_window_of(lambda time_s: factor if time_s >= jump_s else 1.0)
+    now = as_of(2400.0, times, seen, 600.0, 2.0)
+    assert len(now) == pytest.approx(4 * max(600.0, 2400.0 - jump_s), abs=40)
+    assert now.tolist() == seen[-len(now) :].tolist()
+
+
+def test_the_short_window_and_lengths_at_one_time_are_taken_as_they_are() -> None:
+    times, seen, _ = a_window_of(lambda time_s: 1.0 + time_s)
+    assert as_of(2400.0, times[-2000:], seen[-2000:], 600.0, 2.0).tolist() == seen[-2000:].tolist()
+    assert as_of(9.0, np.zeros(9), np.ones(9), 5.0, 2.0).tolist() == []
+    assert as_of(9.0, np.zeros(0), np.ones(0), 5.0, 2.0).tolist() == []
+    assert as_of(9.0, np.arange(9.0), np.ones(9), 5.0, 2.0).tolist() == [1.0] * 9
+
+
+def test_a_trend_needs_a_window_longer_than_the_short_one() -> None:
+    times, seen, _ = a_window_of(lambda time_s: float(np.exp(time_s / 7200)))
+    short, long = TrafficWindow(600.0), TrafficWindow(600.0, 2400.0)
+    for time_s, tokens in zip(times.tolist(), np.rint(seen).tolist(), strict=True):
+        short.note(time_s, int(tokens), 7)
+        long.note(time_s, int(tokens), 7)
+    for window, n in ((short, 2400), (long, 9600)):
+        traffic = window.traffic(2399.75)
+        assert traffic is not None
+        assert len(traffic.incremental_tokens) == pytest.approx(n, abs=1)
+        assert traffic.request_rate == pytest.approx(4.0, rel=0.01)
+        assert traffic.output_tokens == 7
+
+
+def test_taking_the_last_conversion_back_must_promise_more() -> None:
+    async def scenario() -> None:
+        rules = {"reversal_s": 0.0, "confirmations": 1, "least_gain": 0.0}
+        back = tuple(min(131_072, 2 * tokens) for tokens in LENGTHS)
+        for reversal_gain, conversions in ((0.0, 1), (9.0, 0)):
+            fleet = Fleet(4, 4, build(LongTermRules, {**rules, "reversal_gain": reversal_gain}))
+            assert await fleet.plans(1) == 1 and fleet.roles.counts() == (3, 5)
+            fleet.traffic = traffic(3.0, back)
+            assert await fleet.long.plan(3600.0) == bool(conversions)
+
+    clock.run(scenario())
 
 
 RULES = build(LongTermRules, {"conversion_s": 5.0})
