@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,26 @@ START_TIMEOUT_S = 20.0
 #: Rows kept until they are fetched; the oldest give way.
 KEPT_SAMPLES = 8_192
 KEPT_AUDIT = 65_536
+
+
+class _Wire(asyncio.BufferedProtocol):
+    """The worker's end of the socket to its plane; reads into one buffer that is kept."""
+
+    def __init__(self, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
+        self._on_message = on_message
+        self._on_end = on_end
+        self._buffer = memoryview(bytearray(1 << 16))
+        self._reader = MessageReader()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        for message in self._reader.feed(self._buffer[:nbytes]):
+            self._on_message(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_end()
 
 
 class DataPlane:
@@ -77,7 +98,7 @@ class DataPlane:
         self._latest: dict[tuple[str, int], dict[str, Any]] = {}
         self._audit: deque[dict[str, Any]] = deque(maxlen=KEPT_AUDIT)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writer: asyncio.StreamWriter | None = None
+        self._wire: asyncio.Transport | None = None
         self._untold: list[Message] = []
 
     @classmethod
@@ -110,9 +131,10 @@ class DataPlane:
         return plane
 
     async def _run(self) -> None:
-        reader, self._writer = await asyncio.open_connection(sock=self._socket)
-        self._writer.write(encode(self.settings.to_json()))
-        self._spawn(self._read(reader))
+        loop = asyncio.get_running_loop()
+        wire = _Wire(self._on_message, lambda: self._lost("the data plane has ended"))
+        self._wire, _ = await loop.create_connection(lambda: wire, sock=self._socket)
+        self._wire.write(encode(self.settings.to_json()))
         self._spawn(self._beat())
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -186,11 +208,9 @@ class DataPlane:
 
     async def close(self) -> None:
         """End the plane; transfers in progress fail. Idempotent."""
-        if self._writer is not None and not self.closed.done():
+        if self._wire is not None and not self.closed.done():
             self._flush()
-            with contextlib.suppress(OSError):
-                self._writer.write(encode({"op": "close"}))
-                await self._writer.drain()
+            self._wire.write(encode({"op": "close"}))
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(None, self._process.wait, 5.0)
@@ -202,8 +222,8 @@ class DataPlane:
             if task is not asyncio.current_task():
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._writer is not None:
-            self._writer.close()
+        if self._wire is not None:
+            self._wire.close()
 
     # --- inside ------------------------------------------------------------------------------
 
@@ -214,7 +234,7 @@ class DataPlane:
         return task
 
     def _tell(self, message: Message) -> None:
-        if self._writer is None or self.closed.done():
+        if self._wire is None or self.closed.done():
             raise PlaneLost("the data plane has ended")
         # What one turn of the loop has to say goes in one write, and pushes of one transfer in one
         # message: a plane then wakes once for many layers.
@@ -228,22 +248,14 @@ class DataPlane:
 
     def _flush(self) -> None:
         untold, self._untold = self._untold, []
-        if untold and self._writer is not None and not self.closed.done():
-            self._writer.write(b"".join(map(encode, untold)))
+        if untold and self._wire is not None and not self.closed.done():
+            self._wire.write(b"".join(map(encode, untold)))
 
     async def _beat(self) -> None:
         while not self.closed.done():
             with contextlib.suppress(PlaneLost):
                 self._tell({"op": "beat"})
             await asyncio.sleep(BEAT_S)
-
-    async def _read(self, stream: asyncio.StreamReader) -> None:
-        reader = MessageReader()
-        with contextlib.suppress(OSError):
-            while data := await stream.read(1 << 18):
-                for message in reader.feed(data):
-                    self._on_message(message)
-        self._lost("the data plane has ended")
 
     def _lost(self, why: str) -> None:
         """No plane, no writers: everything reserved is free, everything sent has failed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from engine.transport.errors import FrameError
 from engine.transport.frames import Frame, FrameReader, encode_frame
 from engine.transport.sockets import sever
@@ -9,6 +11,7 @@ from engine.transport.tls import Stream, TlsSocket
 
 #: A peer that leaves so much unread is not coming back; its connection is closed.
 MAX_UNSENT_BYTES = 8 << 20
+PIECE_BYTES = 1 << 16
 
 
 class Pipe:
@@ -26,11 +29,17 @@ class Pipe:
     def wants_write(self) -> bool:
         return bool(self._unsent)
 
-    def send(self, data: bytes) -> None:
-        """Send or keep. Raises OSError where the peer is gone or does not read."""
+    def keep(self, data: bytes) -> None:
+        """To go out with the next `flush`. Raises OSError where the peer does not read."""
         self._unsent += data
         if len(self._unsent) > MAX_UNSENT_BYTES:
-            raise BlockingIOError("the peer does not read")
+            self.flush()
+            if len(self._unsent) > MAX_UNSENT_BYTES:
+                raise BlockingIOError("the peer does not read")
+
+    def send(self, data: bytes) -> None:
+        """Send or keep. Raises OSError where the peer is gone or does not read."""
+        self.keep(data)
         self.flush()
 
     def flush(self) -> None:
@@ -46,7 +55,7 @@ class Pipe:
         data = bytearray()
         while len(data) < 1 << 20:
             try:
-                piece = self.socket.recv(1 << 16)
+                piece = self.socket.recv(PIECE_BYTES)
             except BlockingIOError:
                 break
             if not piece:
@@ -54,6 +63,8 @@ class Pipe:
                     break  # handed over first; the next call meets the end again
                 raise ConnectionResetError("closed")
             data += piece
+            if len(piece) < PIECE_BYTES and not isinstance(self.socket, TlsSocket):
+                break  # drained
         if isinstance(self.socket, TlsSocket):
             # The selector knows nothing of what was read but not handed over.
             while piece := self.socket.recv_buffered(1 << 16):
@@ -78,8 +89,9 @@ class Control(Pipe):
         """Frames that have arrived. Raises OSError, FrameError: the connection is over."""
         return list(self._reader.feed(self.receive()))
 
-    def send_frame(self, frame: Frame) -> None:
-        self.send(encode_frame(frame))
+    def send_frames(self, frames: Iterable[Frame]) -> None:
+        """Frames that are due together go out in one call."""
+        self.send(b"".join(map(encode_frame, frames)))
 
 
 #: What ends a connection and nothing else.

@@ -1,5 +1,9 @@
 """The wire format: a fixed 64-byte header, then `body_bytes` of body. No I/O.
 
+A chunk of a cache crosses in a DATA frame of its own, small ones of one transfer together in a
+BATCH: behind its header a table of the chunks' numbers and checksums, then their bodies in that
+order. How long each body is follows from the manifest, which both ends know.
+
 Every field that sizes memory is bounded before anything is allocated. The header carries its own
 checksum, so a damaged length is never believed; the body's checksum is xxh3-64. The incarnations of
 both ends stand in every header: a frame of an earlier life is recognised wherever it turns up.
@@ -19,15 +23,22 @@ from engine.transport.errors import FrameError
 
 MAGIC = b"PRFK"
 #: Raised with every change of the wire format; unlike versions refuse each other at the handshake.
-VERSION = 1
+VERSION = 2
 MAX_CONTROL_BYTES = 1 << 20
 MAX_CHUNK_BYTES = 8 << 20
+#: Chunks in one BATCH, and the bytes of its table and all their bodies.
+MAX_BATCH = 64
+MAX_BATCH_BYTES = 2 << 20
 
 # magic, version, type, flags, body_bytes, attempt, source, target, transfer, layer, kind, chunk,
 # body checksum, reserved; the header's own checksum (low 32 bits of xxh3-64) follows.
 _FIELDS = struct.Struct("<4sBBHIIQQQHHIQI")
 _CHECK = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CHECK.size
+
+# One row of a batch's table: the chunk's number in the manifest (`ChunkPlan`), xxh3-64 of its body.
+_ROW = struct.Struct("<IQ")
+ROW_BYTES = _ROW.size
 
 
 class Type(IntEnum):
@@ -51,9 +62,14 @@ class Type(IntEnum):
     PONG = 16
     ERROR = 17
     LOST = 18
+    BATCH = 19
 
+
+#: What goes over data connections; everything else is control.
+BULK = frozenset((Type.DATA, Type.BATCH))
 
 _TYPES = {int(t): t for t in Type}
+_BODY_BOUNDS = {Type.DATA: MAX_CHUNK_BYTES, Type.BATCH: MAX_BATCH_BYTES}
 
 
 class Header(NamedTuple):
@@ -61,8 +77,8 @@ class Header(NamedTuple):
 
     source, target: incarnations of sender and addressee (0: not known yet, handshake only).
     transfer: the sender's number of the transfer, 0 for frames of no transfer.
-    layer, kind, chunk: which chunk (DATA only). checksum: xxh3-64 of the body. follows: the next
-    header comes right behind this body, so a reader can ask for both in one call.
+    layer, kind, chunk: which chunk (DATA); chunk: how many chunks (BATCH). checksum: xxh3-64 of the
+    body, of a BATCH of its table.
     """
 
     type: Type
@@ -75,7 +91,6 @@ class Header(NamedTuple):
     kind: int = 0
     chunk: int = 0
     checksum: int = 0
-    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +116,7 @@ def encode_header(header: Header) -> bytes:
         MAGIC,
         VERSION,
         header.type,
-        header.follows,
+        0,
         header.body_bytes,
         header.attempt,
         header.source,
@@ -146,11 +161,13 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header:
     frame_type = _TYPES.get(type_)
     if frame_type is None:
         raise FrameError(f"frame type {type_} is not known")
-    if reserved or flags > 1:
+    if reserved or flags:
         raise FrameError("reserved header fields are not zero")
-    limit = MAX_CHUNK_BYTES if frame_type is Type.DATA else MAX_CONTROL_BYTES
+    limit = _BODY_BOUNDS.get(frame_type, MAX_CONTROL_BYTES)
     if body_bytes > limit:
         raise FrameError(f"{frame_type.name} body of {body_bytes} bytes; the bound is {limit}")
+    if frame_type is Type.BATCH and not (0 < chunk <= MAX_BATCH and chunk * ROW_BYTES < body_bytes):
+        raise FrameError(f"a batch of {chunk} chunks in {body_bytes} bytes")
     return Header(
         frame_type,
         body_bytes,
@@ -162,8 +179,21 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header:
         kind,
         chunk,
         body_checksum,
-        flags == 1,
     )
+
+
+def encode_table(rows: Sequence[tuple[int, int]]) -> bytes:
+    """The table of a BATCH: of each chunk its number and the xxh3-64 of its body."""
+    return b"".join([_ROW.pack(number, digest) for number, digest in rows])
+
+
+def decode_table(header: Header, table: bytes | bytearray | memoryview) -> list[tuple[int, int]]:
+    """Rows of the table that follows `header`, `header.chunk` of them. Raises FrameError."""
+    if len(table) != header.chunk * ROW_BYTES:
+        raise FrameError(f"a table of {len(table)} bytes for {header.chunk} chunks")
+    if xxhash.xxh3_64_intdigest(table) != header.checksum:
+        raise FrameError("table checksum differs")
+    return list(_ROW.iter_unpack(table))
 
 
 def control_frame(
@@ -208,8 +238,8 @@ class FrameReader:
                 return
             if self._header is None:
                 self._header = decode_header(self._buffer)
-                if self._control_only and self._header.type is Type.DATA:
-                    raise FrameError("DATA on a control connection")
+                if self._control_only and self._header.type in BULK:
+                    raise FrameError(f"{self._header.type.name} on a control connection")
                 self._buffer.clear()
                 continue
             body = bytes(self._buffer)

@@ -25,6 +25,8 @@ from engine.transport.settings import Settings
 from engine.transport.sockets import listen, read_frame, sever, write_frame
 from engine.transport.tls import Stream, TlsSocket
 
+#: Deadlines are looked at no more often than this, whatever else wakes the loop.
+TICK_S = 0.01
 #: Connections in their handshake at one time; more are closed at once.
 MAX_HANDSHAKES = 64
 
@@ -73,6 +75,7 @@ class Inbound:
         self._peers: dict[int, _PeerConnections] = {}
         self._fresh: deque[Control] = deque()
         self._handshakes = threading.BoundedSemaphore(MAX_HANDSHAKES)
+        self._ticked_s = 0.0
 
     @property
     def port(self) -> int:
@@ -132,8 +135,12 @@ class Inbound:
         ended: list[Control] = []
         with self.state.lock:
             receiver = self.state.receiver
-            receiver.tick(now)
-            receiver.flush_acks()
+            ticks = now - self._ticked_s >= TICK_S
+            if ticks:
+                self._ticked_s = now
+                receiver.tick(now)
+            if ticks or receiver.acks_due:
+                receiver.flush_acks()
             frames: list[tuple[int, Frame]] = []
             if self._worker_alive():
                 frames.extend(receiver.outbox)
@@ -146,15 +153,16 @@ class Inbound:
             silent = [
                 peer.control
                 for peer in self._peers.values()
-                if now - peer.heard_s > self._settings.deadlines.give_up_s
+                if ticks and now - peer.heard_s > self._settings.deadlines.give_up_s
             ]
-            controls = {source: peer.control for source, peer in self._peers.items()}
-        for source, frame in frames:
-            control = controls.get(source)
-            if control is None or control in ended:
-                continue
+            told: dict[Control, list[Frame]] = {}
+            for source, frame in frames:
+                peer = self._peers.get(source)
+                if peer is not None:
+                    told.setdefault(peer.control, []).append(frame)
+        for control, due in told.items():
             try:
-                control.send_frame(frame)
+                control.send_frames(due)
             except OSError:
                 ended.append(control)
         ended.extend(control for control in silent if control not in ended)

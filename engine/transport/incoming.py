@@ -72,7 +72,8 @@ ReceiverEvent = Denied | Offered | Withdrawn | Verified | Aborted
 
 
 class Slot(NamedTuple):
-    """Where a chunk goes: bytes [start, start + size) of `region` of the transfer `handle`."""
+    """Where a chunk goes: bytes [start, start + size) of `region` of the transfer `handle`.
+    wire_bytes: of its body."""
 
     handle: Handle
     number: int
@@ -80,6 +81,7 @@ class Slot(NamedTuple):
     start: int
     size: int
     checksum: int
+    wire_bytes: int
 
 
 class IncomingState(Enum):

@@ -5,11 +5,12 @@ Both ends trust each other (parent and child); the bound guards against a bug, n
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 from collections.abc import Iterator
 from typing import Any
+
+import orjson
 
 Message = dict[str, Any]
 _LENGTH = struct.Struct("<I")
@@ -17,7 +18,7 @@ MAX_BYTES = 16 << 20
 
 
 def encode(message: Message) -> bytes:
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS)
     return _LENGTH.pack(len(body)) + body
 
 
@@ -29,7 +30,7 @@ class MessageReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Message]:
+    def feed(self, data: bytes | memoryview) -> Iterator[Message]:
         self._buffer += data
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
@@ -39,7 +40,7 @@ class MessageReader:
             end = start + _LENGTH.size + size
             if len(self._buffer) < end:
                 break
-            message = json.loads(bytes(self._buffer[start + _LENGTH.size : end]))
+            message = orjson.loads(self._buffer[start + _LENGTH.size : end])
             start = end
             yield message
         del self._buffer[:start]

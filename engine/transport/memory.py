@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.transport.errors import FrameError
 from engine.transport.frames import (
     HEADER_BYTES,
+    MAX_BATCH_BYTES,
+    ROW_BYTES,
     FrameReader,
+    Type,
     checksum,
     decode_header,
+    decode_table,
     encode_frame,
     encode_header,
 )
-from engine.transport.incoming import Aborted, Handle, Offered, Verified, Withdrawn
+from engine.transport.incoming import Aborted, Handle, Offered, Slot, Verified, Withdrawn
 from engine.transport.messages import Key, Manifest
 from engine.transport.outgoing import Ended, Granted
 from engine.transport.receiver import Receiver
@@ -28,6 +33,8 @@ from engine.transport.regions import Region
 from engine.transport.sender import Sender
 
 LANES = 3
+#: Chunks that a lane takes at a time, drawn anew each time.
+MOST_TOGETHER = 4
 
 
 @dataclass(slots=True)
@@ -150,23 +157,33 @@ class Network:
 
     def _fill_lanes(self) -> None:
         for lane in self.random.sample(range(LANES), LANES):
-            task = self.sender.next_chunk(self.now, lane)
-            if task is None:
+            most = self.random.randrange(1, MOST_TOGETHER + 1)
+            tasks = self.sender.next_chunks(self.now, lane, MAX_BATCH_BYTES // 2, most)
+            if not tasks:
                 continue
-            body = self.sources[task.transfer][task.region][task.start : task.start + task.size]
-            digest = checksum([body])
-            data = encode_header(self.sender.data_header(task, len(body), digest)) + body
+            source = self.sources[tasks[0].transfer]
+            bodies = [source[t.region][t.start : t.start + t.size] for t in tasks]
+            digests = [checksum([body]) for body in bodies]
+            size = sum(map(len, bodies))
+            if len(tasks) == 1:
+                head = encode_header(self.sender.data_header(tasks[0], size, digests[0]))
+            else:
+                head = self.sender.batch_head(tasks, size, digests)
+            data = head + b"".join(bodies)
             if self._chance(self.faults.damage):
                 data = self._damage(data, HEADER_BYTES)
             self.lanes[lane].append(data)
             if self._chance(self.faults.double):
                 self.lanes[lane].append(data)
-            self.sender.chunk_sent(self.now, task, digest, len(data))
+            self.sender.chunks_sent(self.now, tasks, digests, len(data))
 
     def _deliver(self) -> None:
         for lane in self.random.sample(range(LANES), LANES):
             if self.lanes[lane] and self.random.random() < 0.7:
-                self._deliver_chunk(lane, self.lanes[lane].popleft())
+                try:
+                    self._deliver_bulk(lane, self.lanes[lane].popleft())
+                except FrameError:
+                    self.cut_lane(lane)
         for _ in range(self.random.randrange(4)):
             if self.to_receiver:
                 data = self.to_receiver.popleft()
@@ -187,17 +204,34 @@ class Network:
                     self.cut_control()
                     return
 
-    def _deliver_chunk(self, lane: int, data: bytes) -> None:
+    def _deliver_bulk(self, lane: int, data: bytes) -> None:
         header = decode_header(data[:HEADER_BYTES])
-        slot = self.receiver.begin_chunk(self.now, header)
-        if slot is None:
-            return
-        body = data[HEADER_BYTES:]
+        at = HEADER_BYTES
+        places: Sequence[Slot | int]
+        if header.type is Type.BATCH:
+            at += header.chunk * ROW_BYTES
+            rows = decode_table(header, data[HEADER_BYTES:at])
+            places = self.receiver.begin_batch(self.now, header, rows) or ()
+        else:
+            slot = self.receiver.begin_chunk(self.now, header)
+            places = () if slot is None else (slot,)
         broken = self._chance(self.faults.cut_lane)
-        arrived = body[: len(body) // 2] if broken else body
-        target = self.reserved[slot.handle][slot.region]
-        target[slot.start : slot.start + len(arrived)] = arrived
-        self.receiver.end_chunk(self.now, slot, None if broken else checksum([body]))
+        end = (at + len(data)) // 2 if broken else len(data)
+        slots: list[Slot] = []
+        found: list[int | None] = []
+        for place in places:
+            if not isinstance(place, Slot):
+                at += place
+                continue
+            body = data[at : at + place.size]
+            arrived = data[at : min(at + place.size, end)]
+            memory = self.reserved[place.handle][place.region]
+            memory[place.start : place.start + len(arrived)] = arrived
+            slots.append(place)
+            found.append(None if broken else checksum([body]))
+            at += place.size
+        if slots:
+            self.receiver.end_batch(self.now, slots, found)
         if broken:
             self.cut_lane(lane)
 

@@ -6,11 +6,12 @@ JSON, decoded strictly: unknown shapes raise FrameError, counts are bounded befo
 from __future__ import annotations
 
 import base64
-import json
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import orjson
 
 from engine.transport.codec import BF16, CODECS
 from engine.transport.errors import FrameError
@@ -18,10 +19,13 @@ from engine.transport.frames import MAX_CHUNK_BYTES, MAX_CONTROL_BYTES
 from engine.transport.regions import ChunkPlan, Kind, Region, RegionSize
 
 MAX_REGIONS = 4096
+MAX_REGION_BYTES = 1 << 40
+MAX_LAYERS = 1 << 16
 MAX_CHUNKS = 1 << 20
 MAX_NAME = 256
 #: Chunk numbers in one ACK or NACK.
 MAX_LISTED = 65_536
+_KINDS = {int(kind): kind for kind in Kind}
 
 
 class Key(NamedTuple):
@@ -64,7 +68,8 @@ class Manifest:
                 f"chunk_bytes = {self.chunk_bytes}; a multiple of 4096 up to {MAX_CHUNK_BYTES}"
             )
         for item in self.regions:
-            if not 0 <= item.size_bytes < 1 << 40 or not 0 <= item.region.layer < 1 << 16:
+            (layer, _), size = item
+            if not (0 <= size < MAX_REGION_BYTES and 0 <= layer < MAX_LAYERS):
                 raise ValueError(f"region {item} is out of bounds")
         if ChunkPlan.count_chunks(self.regions, self.chunk_bytes) > MAX_CHUNKS:
             raise ValueError(f"more than {MAX_CHUNKS} chunks; raise chunk_bytes")
@@ -91,8 +96,9 @@ class Manifest:
         }
 
     @classmethod
-    def from_json(cls, value: Any) -> Manifest:
-        """Strict inverse of `to_json`. Raises FrameError."""
+    def from_json(cls, value: Any, validated: bool = False) -> Manifest:
+        """Strict inverse of `to_json`. `validated`: by this side's own other process, so that its
+        bounds need not be looked at again. Raises FrameError."""
         body = _object(value)
         regions = body.get("regions")
         if not isinstance(regions, list) or len(regions) > MAX_REGIONS:
@@ -100,8 +106,10 @@ class Manifest:
         try:
             manifest = cls(
                 regions=tuple(
-                    RegionSize(Region(_int(layer), Kind(_int(kind))), _int(size))
-                    for layer, kind, size in regions
+                    [
+                        RegionSize(Region(_int(layer), _kind(kind)), _int(size))
+                        for layer, kind, size in regions
+                    ]
                 ),
                 n_tokens=_int(body["n_tokens"]),
                 held_tokens=_int(body["held_tokens"]),
@@ -110,7 +118,8 @@ class Manifest:
                 codecs={Kind(int(k)): _name(v) for k, v in _object(body["codecs"]).items()},
                 meta=_object(body["meta"]),
             )
-            manifest.validate()
+            if not validated:
+                manifest.validate()
         except (KeyError, TypeError, ValueError) as error:
             raise FrameError(f"manifest: {error}") from error
         return manifest
@@ -207,15 +216,21 @@ class Commit:
 
     def encode(self) -> bytes:
         return _dump(
-            {"digest": self.digest, "first_token": self.first_token, "meta": dict(self.meta)}
+            {
+                "digest": f"{self.digest:032x}",
+                "first_token": self.first_token,
+                "meta": dict(self.meta),
+            }
         )
 
     @classmethod
     def decode(cls, body: bytes) -> Commit:
         value = _object(_load(body))
-        return cls(
-            _int(value.get("digest")), _int(value.get("first_token")), _object(value.get("meta"))
-        )
+        try:
+            digest = int(_name(value.get("digest")), 16)
+        except ValueError as error:
+            raise FrameError("commit: the digest is not hexadecimal") from error
+        return cls(digest, _int(value.get("first_token")), _object(value.get("meta")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +253,11 @@ class Reason:
 
 
 def check_size(value: Mapping[str, Any], what: str) -> None:
-    """Raises ValueError where `value` would not fit a control frame."""
-    size = len(_dump(value))
+    """Raises ValueError where `value` is not JSON or would not fit a control frame."""
+    try:
+        size = len(_dump(value))
+    except orjson.JSONEncodeError as error:
+        raise ValueError(f"{what}: {error}") from error
     if size > MAX_CONTROL_BYTES - 4096:
         raise ValueError(f"{what} of {size} bytes as JSON; {MAX_CONTROL_BYTES - 4096} would do")
 
@@ -258,13 +276,13 @@ def decode_numbers(body: bytes, size: str = "I") -> tuple[int, ...]:
 
 
 def _dump(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
 
 
 def _load(body: bytes) -> Any:
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
+        return orjson.loads(body)
+    except ValueError as error:
         raise FrameError(f"control body is not JSON: {type(error).__name__}") from error
 
 
@@ -272,6 +290,13 @@ def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FrameError(f"expected an object, found {type(value).__name__}")
     return value
+
+
+def _kind(value: Any) -> Kind:
+    kind = _KINDS.get(_int(value))
+    if kind is None:
+        raise FrameError(f"region kind {value}")
+    return kind
 
 
 def _int(value: Any) -> int:

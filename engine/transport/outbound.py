@@ -17,12 +17,15 @@ from engine.transport.lanes import SendLane, SendState, Source
 from engine.transport.messages import Hello, Key, Manifest, Reason
 from engine.transport.monitor import LinkMonitor, LinkSample, TcpInfo, read_tcp_info
 from engine.transport.outgoing import Ended, SenderEvent
-from engine.transport.regions import Kind, RangeList, Region
+from engine.transport.regions import RangeList
 from engine.transport.security import peer_identity
 from engine.transport.sender import Sender
 from engine.transport.settings import Settings
 from engine.transport.sockets import dial, read_frame, sever, write_frame
 from engine.transport.tls import Stream
+
+#: Deadlines are looked at no more often than this, whatever else wakes the loop.
+TICK_S = 0.01
 
 
 class Refused(FrameError):
@@ -76,6 +79,7 @@ class Session:
     _dialling: bool = False
     _dial_after_s: float = 0.0
     _acked: dict[int, int] = field(default_factory=dict)
+    _ticked_s: float = 0.0
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -100,31 +104,34 @@ class Session:
     def open(self, key: Key, manifest: Manifest) -> int:
         with self.state.changed:
             self.used_s = time.monotonic()
-            transfer = self.state.sender.open(time.monotonic(), key, manifest)
-            self.state.sources[transfer] = Source(
-                {item.region: RangeList() for item in manifest.regions}, manifest
-            )
+            transfer = self.state.sender.open(self.used_s, key, manifest)
+            self.state.sources[transfer] = Source({}, manifest)
             self.state.changed.notify_all()
         return transfer
 
-    def push(
-        self, transfer: int, pieces: Iterable[tuple[int, int, Sequence[Sequence[int]]]]
-    ) -> None:
+    def push(self, transfer: int, pieces: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Pieces are (position of the region in the manifest, flat offsets and lengths)."""
         with self.state.changed:
             source = self.state.sources.get(transfer)
             if source is None:
                 return  # it has ended
-            for layer, kind, ranges in pieces:
-                region = Region(layer, Kind(kind))
-                source.ranges[region].extend(ranges)
-                self.state.sender.push(transfer, region, sum(length for _, length in ranges))
+            regions, ranges = source.manifest.regions, source.ranges
+            push = self.state.sender.push
+            for position, numbers in pieces:
+                region = regions[position].region
+                known = ranges.get(region)
+                if known is None:
+                    ranges[region] = RangeList.from_flat(numbers)
+                else:
+                    known.extend(zip(numbers[::2], numbers[1::2], strict=True))
+                push(transfer, region, sum(numbers[1::2]))
 
     def announce(self) -> None:
-        """Wake the lanes for what was pushed. Not at each push: small layers that come together
-        should leave together."""
+        """Wake a lane for what was pushed; it wakes others if it cannot take all. Not at each push:
+        small layers that come together should leave together."""
         with self.state.changed:
             if self.state.sender.has_ready:
-                self.state.changed.notify_all()
+                self.state.work.notify()
 
     def commit(self, transfer: int, first_token: int, meta: dict) -> None:
         with self.state.changed:
@@ -145,12 +152,16 @@ class Session:
         """Deadlines, redial, outgoing frames; returns what happened to transfers."""
         state = self.state
         sender = state.sender
-        self._adopt_dialled(now)
-        with state.changed:
-            if worker_alive:
-                for lane in sender.tick(now):
-                    self.lanes[lane].drop()
-            silent = sender.silent_s(now) > self.settings.deadlines.peer_silence_s
+        if self._dialled is not None:
+            self._adopt_dialled(now)
+        silent = False
+        if now - self._ticked_s >= TICK_S:
+            self._ticked_s = now
+            with state.changed:
+                if worker_alive:
+                    for lane in sender.tick(now):
+                        self.lanes[lane].drop()
+                silent = sender.silent_s(now) > self.settings.deadlines.peer_silence_s
         if self.control is not None and silent:
             self.disconnect(now, "the peer is silent")
         if (
@@ -161,21 +172,21 @@ class Session:
         ):
             self._dialling = True
             threading.Thread(target=self._dial_control, name="dial", daemon=True).start()
+        if not (sender.outbox or sender.events):
+            return []
         with state.changed:
             frames = list(sender.outbox)
             sender.outbox.clear()
-        if self.control is not None:
-            try:
-                for frame in frames:
-                    self.control.send_frame(frame)
-            except OSError as error:
-                self.disconnect(now, str(error))
-        with state.changed:
             events = list(sender.events)
             sender.events.clear()
             for event in events:
                 if isinstance(event, Ended):
                     state.sources.pop(event.transfer, None)
+        if self.control is not None and frames:
+            try:
+                self.control.send_frames(frames)
+            except OSError as error:
+                self.disconnect(now, str(error))
         return events
 
     def on_readable(self, now: float) -> None:
@@ -188,7 +199,7 @@ class Session:
                 for frame in frames:
                     self.state.sender.on_frame(now, frame)
                 if self.state.sender.has_ready:
-                    self.state.changed.notify_all()
+                    self.state.work.notify()
         except BROKEN as error:
             self.disconnect(now, str(error))
 
@@ -206,7 +217,7 @@ class Session:
             self.state.sender.on_disconnected(now)
             for lane in self.lanes:
                 lane.drop()
-            self.state.changed.notify_all()
+            self.state.wake_all()
 
     def take_retired(self) -> list[Control]:
         """Control connections that ended since the last call, for the loop to close."""
@@ -217,19 +228,21 @@ class Session:
         """Read TCP_INFO of the live lanes; notes which of them move. None: nothing to report (no
         lanes, or idle and known to be)."""
         infos: list[tuple[int, TcpInfo]] = []
+        for lane in self.lanes:
+            # Without the lock: the kernel answers only between two pieces of a lane's send.
+            sock = lane.socket
+            if sock is None:
+                continue
+            try:
+                infos.append((lane.lane, read_tcp_info(sock)))
+            except OSError:
+                continue
         with self.state.changed:
             sender = self.state.sender
-            for lane in self.lanes:
-                if lane.socket is None:
-                    continue
-                try:
-                    info = read_tcp_info(lane.socket)
-                except OSError:
-                    continue
-                if info.bytes_acked != self._acked.get(lane.lane):
-                    self._acked[lane.lane] = info.bytes_acked
-                    sender.lane_moved(now, lane.lane)
-                infos.append((lane.lane, info))
+            for number, info in infos:
+                if info.bytes_acked != self._acked.get(number):
+                    self._acked[number] = info.bytes_acked
+                    sender.lane_moved(now, number)
             backlog_bytes = sender.backlog_bytes
         before = self.monitor.state.verdict
         sample = self.monitor.read(now, infos, backlog_bytes)
@@ -248,7 +261,7 @@ class Session:
             self.state.epoch += 1
             for lane in self.lanes:
                 lane.drop()
-            self.state.changed.notify_all()
+            self.state.wake_all()
 
     # --- dialling ----------------------------------------------------------------------------
 
@@ -270,7 +283,7 @@ class Session:
                 )
             else:
                 self.state.sender.trouble = dialled.error
-            self.state.changed.notify_all()
+            self.state.wake_all()
 
     def _dial_control(self) -> None:
         try:

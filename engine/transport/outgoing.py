@@ -107,38 +107,46 @@ class Outgoing:
         if before is None:
             raise ValueError(f"{region} is not in the manifest")
         after = before + size
-        if after > self.plan.size_of(region):
-            raise ValueError(
-                f"{region}: {after} bytes pushed of {self.plan.size_of(region)} in the manifest"
-            )
+        declared, first, count = self.plan.chunks_of(region)
+        if after > declared:
+            raise ValueError(f"{region}: {after} bytes pushed of {declared} in the manifest")
         self.available[region] = after
         self.unacked_bytes += size
-        known = self.plan.complete(region, before)
-        whole = self.plan.complete(region, after)
+        chunk_bytes = self.plan.chunk_bytes
+        whole = count if after == declared else after // chunk_bytes
+        known = before // chunk_bytes
+        if whole - known == 1:  # of small layers always
+            if not self.acked[first + known]:
+                self.ready.append(first + known)
+            return
         acked = self.acked
-        self.ready.extend(n for n in range(known.stop, whole.stop) if not acked[n])
+        self.ready.extend([n for n in range(first + known, first + whole) if not acked[n]])
 
-    def take(self, lane: int, most_bytes: int, most_chunks: int, tasks: list[ChunkTask]) -> int:
-        """Append to `tasks` what `lane` may send now, until the bytes or chunks are reached or
-        credit ends; returns the bytes."""
-        taken = count = 0
-        ready, in_flight, acked = self.ready, self.in_flight, self.acked
-        while ready and taken < most_bytes and count < most_chunks:
+    def take(self, lane: int, most_bytes: int, most_chunks: int) -> list[ChunkTask]:
+        """What `lane` may send now: one chunk of any size, and more as far as together they stay
+        within the bytes and chunks, and within credit."""
+        tasks: list[ChunkTask] = []
+        taken = 0
+        ready, in_flight, acked, locate = self.ready, self.in_flight, self.acked, self.plan.locate
+        under_way, attempt = self.in_flight_bytes, self.key.attempt
+        while ready and len(tasks) < most_chunks:
             number = ready[0]
             if acked[number] or number in in_flight:
                 ready.popleft()
                 continue
-            region, chunk, start, size = self.plan.locate(number)
-            if self.in_flight_bytes and self.in_flight_bytes + size > self.credit_bytes:
+            region, chunk, start, size = locate(number)
+            if tasks and taken + size > most_bytes:
+                break
+            if under_way and under_way + size > self.credit_bytes:
                 break
             ready.popleft()
             in_flight[number] = lane
-            self.in_flight_bytes += size
-            self.readers += 1
+            under_way += size
             taken += size
-            count += 1
-            tasks.append(ChunkTask(self.id, self.key.attempt, number, region, chunk, start, size))
-        return taken
+            tasks.append(ChunkTask(self.id, attempt, number, region, chunk, start, size))
+        self.in_flight_bytes = under_way
+        self.readers += len(tasks)
+        return tasks
 
     def note_checksum(self, number: int, checksum: int) -> None:
         """The chunk was sent, for the first time or again."""
@@ -152,7 +160,7 @@ class Outgoing:
     def land(self, number: int) -> None:
         """The chunk is no longer under way."""
         if self.in_flight.pop(number, None) is not None:
-            self.in_flight_bytes -= self.plan.locate(number)[3]
+            self.in_flight_bytes -= self.plan.bytes_of(number)
 
     def take_back(self, numbers: list[int]) -> None:
         """Chunks under way are lost; they go again first, where this transfer still may."""
@@ -168,13 +176,18 @@ class Outgoing:
         self.land(number)
         self.acked[number] = 1
         self.acked_count += 1
-        self.unacked_bytes -= self.plan.locate(number)[3]
+        self.unacked_bytes -= self.plan.bytes_of(number)
         return True
 
     def queue_missing(self) -> None:
         """After a reconnect everything pushed, not acknowledged and not queued must go again."""
         queued = set(self.ready)
         for region, available in self.available.items():
-            for number in self.plan.complete(region, available):
-                if not self.acked[number] and number not in queued and number not in self.in_flight:
-                    self.ready.append(number)
+            if available:
+                self.ready.extend(
+                    number
+                    for number in self.plan.complete(region, available)
+                    if not self.acked[number]
+                    and number not in queued
+                    and number not in self.in_flight
+                )

@@ -81,7 +81,8 @@ def _settings(options: dict[str, Any], incarnation: int, host: str) -> Settings:
 
 
 async def sink(options: dict[str, Any]) -> None:
-    """Prints {"port", "raw_port"}; answers any line with CPU seconds so far and caches taken."""
+    """Prints {"port", "raw_port"}; answers any line with CPU seconds so far (of the worker and its
+    plane; of the raw sockets, which live in the worker) and caches taken."""
     arena = SharedArena.create(options["arena_bytes"])
     worker = Sink(arena)
     plane = await DataPlane.start(
@@ -93,7 +94,7 @@ async def sink(options: dict[str, Any]) -> None:
     print(json.dumps({"port": plane.port, "raw_port": raw.port}), flush=True)
     while await _line():
         answer = {
-            "cpu_s": cpu_s(plane.pid),
+            "cpu_s": cpu_s(plane.pid) + cpu_s(os.getpid()),
             "raw_cpu_s": cpu_s(os.getpid()),
             "committed": worker.committed,
         }
@@ -118,8 +119,8 @@ async def source(options: dict[str, Any]) -> None:
     number = 0
     while line := await _line():
         job = json.loads(line)
-        pid = os.getpid() if "raw" in job else plane.pid
-        used_s, started_s = cpu_s(pid), time.perf_counter()
+        pids = [os.getpid()] if "raw" in job else [os.getpid(), plane.pid]
+        used_s, started_s = sum(map(cpu_s, pids)), time.perf_counter()
         if "raw" in job:
             total = job.get("caches", 1) * job["layers"] * job["layer_bytes"]
             await asyncio.to_thread(send_raw, tuple(job["to"]), arena, total, job["raw"])
@@ -129,7 +130,7 @@ async def source(options: dict[str, Any]) -> None:
             result = await _send_all(plane, f"{os.getpid()}-{number}", job, started_s)
             result["verdicts"] = _verdicts(plane)
         result["seconds"] = time.perf_counter() - started_s
-        result["cpu_s"] = cpu_s(pid) - used_s
+        result["cpu_s"] = sum(map(cpu_s, pids)) - used_s
         print(json.dumps(result), flush=True)
     await plane.close()
 

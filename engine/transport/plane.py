@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import selectors
 import signal
@@ -38,8 +39,8 @@ from engine.transport.incoming import (
 from engine.transport.ipc import Message, MessageReader, encode, send
 from engine.transport.messages import Key, Manifest
 from engine.transport.outbound import Peer, Session
-from engine.transport.outgoing import Granted, SenderEvent
-from engine.transport.regions import Kind, RangeList, Region
+from engine.transport.outgoing import Ended, Granted, SenderEvent
+from engine.transport.regions import RangeList
 from engine.transport.security import client_context, server_context
 from engine.transport.settings import Settings
 from engine.transport.sockets import is_loopback
@@ -107,6 +108,7 @@ class Plane:
                 if events & selectors.EVENT_READ:
                     key.data(key.fileobj)
             self._service()
+            self._flush_worker()
             self._watch_unsent()
 
     def close(self) -> None:
@@ -121,8 +123,15 @@ class Plane:
             os.eventfd_write(self._wakeup, 1)
 
     def _tell(self, message: Message) -> None:
+        """Goes out at the end of this turn, with everything else that it has to say."""
         try:
-            self._worker.send(encode(message))
+            self._worker.keep(encode(message))
+        except OSError as error:
+            raise WorkerGone from error
+
+    def _flush_worker(self) -> None:
+        try:
+            self._worker.flush()
         except OSError as error:
             raise WorkerGone from error
 
@@ -227,7 +236,7 @@ class Plane:
         if session is None:
             session = Session(peer, self._settings, self._arena, self._wake, self._client_context)
             self._sessions[peer] = session
-        manifest = Manifest.from_json(message["manifest"])
+        manifest = Manifest.from_json(message["manifest"], validated=True)
         transfer = session.open(Key(*message["key"]), manifest)
         self._by_worker[message["t"]] = (session, transfer, manifest)
         self._by_session[peer, transfer] = message["t"]
@@ -255,10 +264,7 @@ class Plane:
             return
         del self._by_session[session.peer, event.transfer]
         _, _, manifest = self._by_worker.pop(number)
-        message = asdict(event)
-        message.update(
-            op="ended", t=number, key=list(event.key), seconds=event.ended_s - event.started_s
-        )
+        message = ended_message(number, event)
         if event.committed:
             self._audit(
                 "sent",
@@ -306,8 +312,8 @@ class Plane:
         granted = False
         if manifest is not None:
             destinations = {
-                Region(layer, Kind(kind)): RangeList(ranges)
-                for layer, kind, ranges in message["destinations"]
+                item.region: RangeList.from_flat(numbers)
+                for item, numbers in zip(manifest.regions, message["destinations"], strict=True)
             }
             granted = self._inbound.grant(handle, destinations, manifest)
         if not granted:
@@ -372,6 +378,22 @@ class Plane:
     }
 
 
+def ended_message(number: int, event: Ended) -> Message:
+    """What the worker hears of the end of its transfer `number`."""
+    return {
+        "op": "ended",
+        "t": number,
+        "committed": event.committed,
+        "refused": event.refused,
+        "reason": event.reason,
+        "retryable": event.retryable,
+        "wire_bytes": event.wire_bytes,
+        "seconds": event.ended_s - event.started_s,
+        "resent": event.resent,
+        "digest": f"{event.digest:032x}",
+    }
+
+
 def _end_loudly(problem: threading.ExceptHookArgs) -> None:
     sys.excepthook(problem.exc_type, problem.exc_value or problem.exc_type(), problem.exc_traceback)
     os._exit(1)
@@ -386,6 +408,10 @@ def main() -> int:
     # A thread that ends by a bug would leave transfers hanging: the whole plane ends instead, and
     # the worker sees it.
     threading.excepthook = _end_loudly
+    # Messages are short-lived trees: counting references frees them. What the collector would look
+    # through at its usual pace is every chunk of every transfer under way.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     # Ctrl-C reaches the whole process group; the worker decides when its plane ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = socket.socket(fileno=options.worker_fd)

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.transport.errors import FrameError
-from engine.transport.frames import Frame, Header, Type, control_frame
+from engine.transport.frames import ROW_BYTES, Frame, Header, Type, control_frame
 from engine.transport.history import History, Past
 from engine.transport.incoming import (
     HERE,
@@ -146,12 +146,15 @@ class Receiver:
         self._unacked_bytes = 0
 
     @property
-    def wants_service(self) -> bool:
-        """Whether something should go out now. Single acknowledgements can wait for the next tick:
+    def acks_due(self) -> bool:
+        """Whether acknowledgements should go out now. Until then they can wait for the next tick:
         they only return credit, and an eighth of it does not stop a sender."""
-        return bool(
-            self.events or self.outbox or self._unacked_bytes * 8 >= self._limits.credit_bytes
-        )
+        return self._unacked_bytes * 8 >= self._limits.credit_bytes
+
+    @property
+    def wants_service(self) -> bool:
+        """Whether something should go out now."""
+        return bool(self.events or self.outbox or self.acks_due)
 
     # --- what the application answers --------------------------------------------------------
 
@@ -216,38 +219,71 @@ class Receiver:
         number = transfer.plan.number(region, header.chunk)
         if number is None:
             raise FrameError(f"chunk {header.chunk} of {region} is not in the manifest")
-        _, _, start, size = transfer.plan.locate(number)
-        expected = self._wire_size(transfer.manifest, region.kind, size)
-        if header.body_bytes != expected:
-            raise FrameError(f"chunk of {header.body_bytes} bytes, the manifest says {expected}")
+        slot = self._slot(transfer, number, header.checksum)
+        if header.body_bytes != slot.wire_bytes:
+            raise FrameError(
+                f"chunk of {header.body_bytes} bytes, the manifest says {slot.wire_bytes}"
+            )
         if transfer.state is not IncomingState.GRANTED:
             return None
-        if transfer.chunks[number] != NOTHING:
-            if transfer.chunks[number] == HERE:
-                self._ack(handle, number)  # the acknowledgement may have been lost
+        return slot if self._begin(now, transfer, number) else None
+
+    def begin_batch(
+        self, now: float, header: Header, rows: Sequence[tuple[int, int]]
+    ) -> list[Slot | int] | None:
+        """Where the bodies of a BATCH go, in their order: a slot, or how many bytes to throw away.
+        None: throw all of them away. Raises FrameError for chunks that the manifest does not have,
+        or whose bytes do not add up to the frame's."""
+        handle = (header.source, header.transfer)
+        if header.target != self.incarnation:
+            raise FrameError("chunks for another incarnation")
+        transfer = self._transfers.get(handle)
+        if transfer is None or transfer.key.attempt != header.attempt:
             return None
-        transfer.chunks[number] = WRITING
-        transfer.writers += 1
-        transfer.lease_until_s = now + self._deadlines.give_up_s
-        return Slot(handle, number, region, start, size, header.checksum)
+        count = transfer.plan.count
+        for number, _ in rows:
+            if number >= count:
+                raise FrameError(f"chunk {number} of {count} is not in the manifest")
+        slots = [self._slot(transfer, number, checksum) for number, checksum in rows]
+        expected = sum([slot.wire_bytes for slot in slots]) + len(rows) * ROW_BYTES
+        if header.body_bytes != expected:
+            raise FrameError(f"batch of {header.body_bytes} bytes, the manifest says {expected}")
+        if transfer.state is not IncomingState.GRANTED:
+            return None
+        # A chunk named twice is written once: the second finds the first WRITING.
+        return [
+            slot if self._begin(now, transfer, slot.number) else slot.wire_bytes for slot in slots
+        ]
 
     def end_chunk(self, now: float, slot: Slot, checksum: int | None) -> None:
         """The lane no longer writes into the chunk's memory. `checksum`: of the body as it arrived;
         None where the connection broke in it."""
-        transfer = self._transfers[slot.handle]
-        transfer.writers -= 1
-        if checksum == slot.checksum:
-            transfer.chunks[slot.number] = HERE
-            transfer.checksums[slot.number] = checksum
-            transfer.here += 1
-            self._ack(slot.handle, slot.number)
-            self._unacked_bytes += slot.size
-        else:
-            transfer.chunks[slot.number] = NOTHING
-            if transfer.state is IncomingState.GRANTED:
-                # Also after a broken connection: another copy of the chunk may have been thrown
-                # away while this one was being written.
-                self._ask_again(transfer, Type.LOST if checksum is None else Type.NACK, slot.number)
+        self.end_batch(now, [slot], [checksum])
+
+    def end_batch(self, now: float, slots: Sequence[Slot], checksums: Sequence[int | None]) -> None:
+        """`end_chunk` of chunks of one transfer, at least one."""
+        handle = slots[0].handle
+        transfer = self._transfers[handle]
+        transfer.writers -= len(slots)
+        acks = self._acks.setdefault(handle, [])
+        lost: list[int] = []
+        damaged: list[int] = []
+        for slot, checksum in zip(slots, checksums, strict=True):
+            number = slot.number
+            if checksum == slot.checksum:
+                transfer.chunks[number] = HERE
+                transfer.checksums[number] = checksum
+                transfer.here += 1
+                acks.append(number)
+                self._unacked_bytes += slot.size
+            else:
+                transfer.chunks[number] = NOTHING
+                (lost if checksum is None else damaged).append(number)
+        if transfer.state is IncomingState.GRANTED:
+            # Also after a broken connection: another copy of the chunk may have been thrown away
+            # while this one was being written.
+            self._ask_again(transfer, Type.LOST, lost)
+            self._ask_again(transfer, Type.NACK, damaged)
         if transfer.state is IncomingState.ABORTING:
             self._maybe_release(transfer)
         else:
@@ -271,9 +307,29 @@ class Receiver:
     def _ack(self, handle: Handle, number: int) -> None:
         self._acks.setdefault(handle, []).append(number)
 
-    def _ask_again(self, transfer: Incoming, type_: Type, number: int) -> None:
-        source, id_ = transfer.handle
-        self._emit(source, type_, id_, transfer.key.attempt, encode_numbers([number]))
+    def _slot(self, transfer: Incoming, number: int, checksum: int) -> Slot:
+        region, _, start, size = transfer.plan.locate(number)
+        wire_bytes = size
+        if transfer.manifest.codecs:
+            wire_bytes = self._wire_size(transfer.manifest, region.kind, size)
+        return Slot(transfer.handle, number, region, start, size, checksum, wire_bytes)
+
+    def _begin(self, now: float, transfer: Incoming, number: int) -> bool:
+        """Whether a lane is to write the chunk."""
+        state = transfer.chunks[number]
+        if state != NOTHING:
+            if state == HERE:
+                self._ack(transfer.handle, number)  # the acknowledgement may have been lost
+            return False
+        transfer.chunks[number] = WRITING
+        transfer.writers += 1
+        transfer.lease_until_s = now + self._deadlines.give_up_s
+        return True
+
+    def _ask_again(self, transfer: Incoming, type_: Type, numbers: Sequence[int]) -> None:
+        if numbers:
+            source, id_ = transfer.handle
+            self._emit(source, type_, id_, transfer.key.attempt, encode_numbers(numbers))
 
     def _key_of(self, handle: Handle) -> Key | None:
         transfer = self._transfers.get(handle)

@@ -38,55 +38,75 @@ class Range(NamedTuple):
 class RangeList:
     """A growing list of ranges addressed as one string of bytes."""
 
-    __slots__ = ("_ends", "_ranges")
+    __slots__ = ("_ends", "_offsets")
 
     def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
-        self._ranges: list[Range] = []
+        self._offsets: list[int] = []
         self._ends: list[int] = []
-        self.extend(ranges)
+        if ranges:
+            self.extend(ranges)
+
+    @classmethod
+    def from_flat(cls, numbers: Sequence[int]) -> RangeList:
+        """Of offset, length, offset, length, ..."""
+        return cls(zip(numbers[::2], numbers[1::2], strict=True))
 
     def __len__(self) -> int:
         """Total bytes."""
         return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[Range]:
-        return iter(self._ranges)
+        begin = 0
+        for offset, end in zip(self._offsets, self._ends, strict=True):
+            yield Range(offset, end - begin)
+            begin = end
 
     def extend(self, ranges: Iterable[Sequence[int]]) -> None:
         """Append ranges; empty ones are dropped. Raises ValueError for a negative number."""
-        end = len(self)
+        offsets, ends = self._offsets, self._ends
+        end = ends[-1] if ends else 0
         for offset, length in ranges:
             if offset < 0 or length < 0:
                 raise ValueError(f"range ({offset}, {length}): offset and length must be >= 0")
             if length:
                 end += length
-                self._ranges.append(Range(offset, length))
-                self._ends.append(end)
+                offsets.append(offset)
+                ends.append(end)
 
-    def end_offset(self) -> int:
-        """One past the highest arena byte named (0 when empty)."""
-        return max((r.offset + r.length for r in self._ranges), default=0)
-
-    def slice(self, start: int, length: int) -> list[Range]:
-        """The arena ranges that hold bytes [start, start + length) of the string."""
+    def slice(self, start: int, length: int) -> list[tuple[int, int]]:
+        """The arena's (offset, length) ranges of bytes [start, start + length) of the string."""
+        offsets, ends = self._offsets, self._ends
         if start < 0 or start + length > len(self):
             raise ValueError(f"bytes [{start}, {start + length}) of a region of {len(self)}")
-        index = bisect_right(self._ends, start)
-        if length:
-            offset, whole_length = self._ranges[index]
-            skip = start - (self._ends[index] - whole_length)
-            if length <= whole_length - skip:  # most chunks
-                return [Range(offset + skip, length)]
-        pieces: list[Range] = []
+        if len(ends) == 1:
+            return [(offsets[0] + start, length)] if length else []
+        index = bisect_right(ends, start)
+        pieces: list[tuple[int, int]] = []
         while length:
-            whole = self._ranges[index]
-            skip = start - (self._ends[index] - whole.length)
-            take = min(length, whole.length - skip)
-            pieces.append(Range(whole.offset + skip, take))
+            skip = start - (ends[index - 1] if index else 0)
+            take = min(length, ends[index] - start)
+            pieces.append((offsets[index] + skip, take))
             start += take
             length -= take
             index += 1
         return pieces
+
+
+def checked_ranges(
+    region: Region, ranges: Iterable[Sequence[int]], arena_bytes: int
+) -> tuple[int, list[int]]:
+    """(bytes, flat offsets and lengths) of ranges that a worker gives. Raises ValueError for a
+    negative number and beyond the arena."""
+    total = 0
+    flat: list[int] = []
+    for offset, length in ranges:
+        if offset < 0 or length < 0:
+            raise ValueError(f"range ({offset}, {length}): offset and length must be >= 0")
+        if offset + length > arena_bytes:
+            raise ValueError(f"{region}: ranges end beyond the arena")
+        total += length
+        flat += (offset, length)
+    return total, flat
 
 
 class RegionSize(NamedTuple):
@@ -109,27 +129,25 @@ class ChunkPlan:
         self.regions = tuple(regions)
         self.chunk_bytes = chunk_bytes
         self._bases: list[int] = []
-        self._index: dict[Region, int] = {}
+        self._index = {item.region: position for position, item in enumerate(self.regions)}
+        if len(self._index) != len(self.regions):
+            raise ValueError("a region is named twice")
         base = 0
-        for position, item in enumerate(self.regions):
-            if item.region in self._index:
-                raise ValueError(f"region {item.region} is named twice")
-            self._index[item.region] = position
+        for _, size in self.regions:
             self._bases.append(base)
-            base += -(-item.size_bytes // chunk_bytes)
+            base += -(-size // chunk_bytes)
         self.count = base
 
     @staticmethod
     def count_chunks(regions: Sequence[RegionSize], chunk_bytes: int) -> int:
         return sum(-(-item.size_bytes // chunk_bytes) for item in regions)
 
-    @property
-    def total_bytes(self) -> int:
-        return sum(item.size_bytes for item in self.regions)
-
-    def size_of(self, region: Region) -> int:
-        """Declared bytes of a region. Raises KeyError for one the manifest does not name."""
-        return self.regions[self._index[region]].size_bytes
+    def chunks_of(self, region: Region) -> tuple[int, int, int]:
+        """(declared bytes, number of the first chunk, chunks) of a region. Raises KeyError for one
+        that the manifest does not name."""
+        position = self._index[region]
+        size = self.regions[position][1]
+        return size, self._bases[position], -(-size // self.chunk_bytes)
 
     def number(self, region: Region, index: int) -> int | None:
         """The dense number of a chunk, or None where the manifest has no such chunk."""
@@ -156,3 +174,9 @@ class ChunkPlan:
         index = number - self._bases[position]
         start = index * self.chunk_bytes
         return item.region, index, start, min(self.chunk_bytes, item.size_bytes - start)
+
+    def bytes_of(self, number: int) -> int:
+        """Bytes of a chunk."""
+        position = bisect_right(self._bases, number) - 1
+        left = self.regions[position][1] - (number - self._bases[position]) * self.chunk_bytes
+        return left if left < self.chunk_bytes else self.chunk_bytes

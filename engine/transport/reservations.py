@@ -17,7 +17,7 @@ from engine.transport.errors import PlaneLost
 from engine.transport.incoming import Handle
 from engine.transport.ipc import Message
 from engine.transport.messages import Key, Manifest
-from engine.transport.regions import RangeList
+from engine.transport.regions import checked_ranges
 from engine.transport.timing import Deadlines
 
 
@@ -61,7 +61,7 @@ class Reservations:
 
     def offered(self, message: Message) -> None:
         handle = (message["h"][0], message["h"][1])
-        incoming = _Incoming(Key(*message["key"]), Manifest.from_json(message["manifest"]))
+        incoming = _Incoming(Key(*message["key"]), Manifest.from_json(message["manifest"], True))
         self._incoming[handle] = incoming
         incoming.task = self._spawn(self._reserve(handle, incoming))
 
@@ -135,18 +135,13 @@ class Reservations:
             incoming.task.cancel()
 
 
-def _checked(
-    ranges: Destinations, manifest: Manifest, arena_bytes: int
-) -> list[tuple[int, int, list[list[int]]]]:
-    """Destinations as a message. Raises ValueError unless they fit the manifest and the arena."""
+def _checked(ranges: Destinations, manifest: Manifest, arena_bytes: int) -> list[list[int]]:
+    """Destinations as a message: flat offsets and lengths of each region, in the manifest's order.
+    Raises ValueError unless they fit the manifest and the arena."""
     destinations = []
-    for item in manifest.regions:
-        given = RangeList(ranges.get(item.region, ()))
-        if len(given) != item.size_bytes:
-            raise ValueError(
-                f"{item.region}: {len(given)} bytes reserved for {item.size_bytes} in the manifest"
-            )
-        if given.end_offset() > arena_bytes:
-            raise ValueError(f"{item.region}: ranges end beyond the arena")
-        destinations.append((item.region.layer, int(item.region.kind), [list(r) for r in given]))
+    for region, size_bytes in manifest.regions:
+        given, flat = checked_ranges(region, ranges.get(region, ()), arena_bytes)
+        if given != size_bytes:
+            raise ValueError(f"{region}: {given} bytes reserved for {size_bytes} in the manifest")
+        destinations.append(flat)
     return destinations

@@ -13,8 +13,17 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Sequence
 
-from engine.transport.frames import Frame, Header, Type, control_frame
+from engine.transport.frames import (
+    Frame,
+    Header,
+    Type,
+    control_frame,
+    encode_header,
+    encode_table,
+)
+from engine.transport.frames import checksum as checksum_of
 from engine.transport.messages import (
     Commit,
     Grant,
@@ -123,8 +132,15 @@ class Sender:
 
     @property
     def has_ready(self) -> bool:
-        """Whether a lane may find something to send, credit permitting."""
-        return any(transfer.ready for transfer in self._transfers.values())
+        """Whether a lane may find something to send."""
+        for transfer in self._transfers.values():
+            if (
+                transfer.ready
+                and transfer.state is OutgoingState.GRANTED
+                and transfer.in_flight_bytes < transfer.credit_bytes
+            ):
+                return True
+        return False
 
     @property
     def backlog_bytes(self) -> int:
@@ -136,22 +152,18 @@ class Sender:
     def next_chunks(
         self, now: float, lane: int, most_bytes: int = 1, most_chunks: int = 1
     ) -> list[ChunkTask]:
-        """The next chunks for a lane, oldest transfer first, until they make up `most_bytes` or
-        are `most_chunks`; empty: nothing ready or no credit. A lane takes one chunk whatever its
-        size."""
-        tasks: list[ChunkTask] = []
+        """The next chunks for a lane, all of the oldest transfer that has some: one whatever its
+        size, and more as far as all stay within `most_bytes` and `most_chunks`. Empty: nothing
+        ready or no credit."""
         if not self.connected:
-            return tasks
-        taken = 0
+            return []
         for transfer in self._transfers.values():
-            if transfer.state is not OutgoingState.GRANTED:
-                continue
-            taken += transfer.take(lane, most_bytes - taken, most_chunks - len(tasks), tasks)
-            if taken >= most_bytes or len(tasks) >= most_chunks:
-                break
-        if tasks:
-            self._lane_progress.setdefault(lane, now)
-        return tasks
+            if transfer.ready and transfer.state is OutgoingState.GRANTED:
+                tasks = transfer.take(lane, most_bytes, most_chunks)
+                if tasks:
+                    self._lane_progress.setdefault(lane, now)
+                    return tasks
+        return []
 
     def next_chunk(self, now: float, lane: int) -> ChunkTask | None:
         """One chunk, or None."""
@@ -163,14 +175,21 @@ class Sender:
         """A lane no longer reads the chunk's memory. `checksum` None: no byte of it was sent. One
         that was sent in part only counts as sent: it may have arrived all the same, and its
         checksum is then needed for the digest though it never goes again."""
-        transfer = self._transfers.get(task.transfer)
+        self.chunks_sent(now, [task], [checksum], wire_bytes)
+
+    def chunks_sent(
+        self, now: float, tasks: Sequence[ChunkTask], checksums: Sequence[int | None], size: int
+    ) -> None:
+        """`chunk_sent` of all chunks that a lane had taken together; `size`: wire bytes of all."""
+        transfer = self._transfers.get(tasks[0].transfer)
         if transfer is None:
             return
-        transfer.readers -= 1
-        transfer.wire_bytes += wire_bytes
-        if checksum is not None:
-            transfer.note_checksum(task.number, checksum)
-            self._maybe_commit(transfer)
+        transfer.readers -= len(tasks)
+        transfer.wire_bytes += size
+        for task, checksum in zip(tasks, checksums, strict=True):
+            if checksum is not None:
+                transfer.note_checksum(task.number, checksum)
+        self._maybe_commit(transfer)
         self._maybe_release(now, transfer)
 
     def lane_moved(self, now: float, lane: int) -> None:
@@ -247,8 +266,7 @@ class Sender:
                 transfer.refused = header.type is Type.REFUSE
                 self._end(now, transfer, reason.text, reason.retryable and not cancelling)
             case Type.ACK if not cancelling:
-                for number in decode_numbers(frame.body):
-                    self._acked(now, transfer, number)
+                self._acked(now, transfer, decode_numbers(frame.body))
             case Type.NACK | Type.LOST if not cancelling:
                 for number in decode_numbers(frame.body):
                     self._send_again(transfer, number, damaged=header.type is Type.NACK)
@@ -322,10 +340,8 @@ class Sender:
     def _offer(self, transfer: Outgoing) -> None:
         self._emit(Type.OFFER, transfer, Offer(transfer.key, transfer.manifest).encode())
 
-    def data_header(
-        self, task: ChunkTask, body_bytes: int, checksum: int, follows: bool = False
-    ) -> Header:
-        """The header that a lane puts before the chunk's body (`follows`: see `Header`)."""
+    def data_header(self, task: ChunkTask, body_bytes: int, checksum: int) -> Header:
+        """The header that a lane puts before the chunk's body."""
         return Header(
             Type.DATA,
             body_bytes,
@@ -337,8 +353,25 @@ class Sender:
             int(task.region.kind),
             task.chunk,
             checksum,
-            follows,
         )
+
+    def batch_head(
+        self, tasks: Sequence[ChunkTask], bodies_bytes: int, checksums: Sequence[int]
+    ) -> bytes:
+        """Header and table that a lane puts before the bodies of chunks of one transfer."""
+        rows = [(task.number, digest) for task, digest in zip(tasks, checksums, strict=True)]
+        table = encode_table(rows)
+        header = Header(
+            Type.BATCH,
+            len(table) + bodies_bytes,
+            tasks[0].attempt,
+            self.incarnation,
+            self.peer_incarnation,
+            tasks[0].transfer,
+            chunk=len(rows),
+            checksum=checksum_of([table]),
+        )
+        return encode_header(header) + table
 
     def _granted(self, now: float, transfer: Outgoing, grant: Grant) -> None:
         if transfer.state is not OutgoingState.OFFERED:
@@ -346,21 +379,26 @@ class Sender:
         transfer.state = OutgoingState.GRANTED
         transfer.credit_bytes = grant.credit_bytes
         transfer.waiting_since_s = now
-        for number in range(min(transfer.plan.count, 8 * len(grant.have))):
-            if grant.have[number >> 3] >> (number & 7) & 1:
-                self._acked(now, transfer, number)
+        have = grant.have
+        if any(have):
+            numbers = range(min(transfer.plan.count, 8 * len(have)))
+            self._acked(now, transfer, [n for n in numbers if have[n >> 3] >> (n & 7) & 1])
         transfer.queue_missing()
         if not transfer.granted_once:
             transfer.granted_once = True
             self.events.append(Granted(transfer.id, transfer.key))
         self._maybe_commit(transfer)
 
-    def _acked(self, now: float, transfer: Outgoing, number: int) -> None:
-        lane = transfer.in_flight.get(number)
-        if transfer.acknowledge(number):
+    def _acked(self, now: float, transfer: Outgoing, numbers: Sequence[int]) -> None:
+        moved = set()
+        for number in numbers:
+            lane = transfer.in_flight.get(number)
+            if transfer.acknowledge(number):
+                moved.add(lane)
+                transfer.waiting_since_s = now
+        for lane in moved:
             if lane is not None:
                 self.lane_moved(now, lane)
-            transfer.waiting_since_s = now
 
     def _send_again(self, transfer: Outgoing, number: int, damaged: bool) -> None:
         if number >= transfer.plan.count or transfer.acked[number]:

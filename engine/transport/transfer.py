@@ -10,7 +10,7 @@ from engine.transport.callbacks import TransferStats
 from engine.transport.errors import TransferFailed, TransferRefused
 from engine.transport.ipc import Message
 from engine.transport.messages import Key, Manifest, check_size
-from engine.transport.regions import RangeList, Region
+from engine.transport.regions import Region, checked_ranges
 
 
 class Transfer:
@@ -34,7 +34,8 @@ class Transfer:
         self._number = number
         self._granted: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[Message] = loop.create_future()
-        self._missing = {item.region: item.size_bytes for item in manifest.regions}
+        #: Of each region: its position in the manifest, and the bytes that were not pushed yet.
+        self._missing = {item.region: [n, item[1]] for n, item in enumerate(manifest.regions)}
 
     def push(self, region: Region, ranges: Sequence[Sequence[int]]) -> None:
         """The next bytes of `region` lie in these ranges and will not change. Never blocks;
@@ -46,26 +47,18 @@ class Transfer:
 
     def push_many(self, pieces: Sequence[tuple[Region, Sequence[Sequence[int]]]]) -> None:
         """Several pushes in one message."""
+        told = []
         for region, ranges in pieces:
-            given = RangeList(ranges)
-            missing = self._missing.get(region)
-            if missing is None:
+            known = self._missing.get(region)
+            if known is None:
                 raise ValueError(f"{region} is not in the manifest")
-            if len(given) > missing:
-                raise ValueError(f"{region}: {len(given)} bytes pushed, {missing} are missing")
-            if given.end_offset() > self._arena_bytes:
-                raise ValueError(f"{region}: ranges end beyond the arena")
-            self._missing[region] = missing - len(given)
-        self._tell(
-            {
-                "op": "push",
-                "t": self._number,
-                "pieces": [
-                    [region.layer, int(region.kind), [list(r) for r in ranges]]
-                    for region, ranges in pieces
-                ],
-            }
-        )
+            position, missing = known
+            size, flat = checked_ranges(region, ranges, self._arena_bytes)
+            if size > missing:
+                raise ValueError(f"{region}: {size} bytes pushed, {missing} are missing")
+            known[1] = missing - size
+            told.append([position, flat])
+        self._tell({"op": "push", "t": self._number, "pieces": told})
 
     async def granted(self) -> None:
         """Returns when the receiver has reserved memory. Raises TransferRefused, TransferFailed."""
@@ -82,10 +75,9 @@ class Transfer:
         Raises TransferFailed; then no part of it was exposed. ValueError where bytes are missing.
         Cancelling this call does not cancel the transfer: call `cancel`.
         """
-        short = {region: count for region, count in self._missing.items() if count}
-        if short:
-            region, count = next(iter(short.items()))
-            raise ValueError(f"{region}: {count} bytes were not pushed")
+        for region, (_, missing) in self._missing.items():
+            if missing:
+                raise ValueError(f"{region}: {missing} bytes were not pushed")
         check_size(meta or {}, "meta of a commit")
         self._tell(
             {
@@ -98,7 +90,10 @@ class Transfer:
         message = await asyncio.shield(self._ended)
         self._raise_unless_committed(message)
         return TransferStats(
-            message["wire_bytes"], message["seconds"], message["resent"], message["digest"]
+            message["wire_bytes"],
+            message["seconds"],
+            message["resent"],
+            int(message["digest"], 16),
         )
 
     async def cancel(self) -> bool:

@@ -23,7 +23,7 @@ from engine.transport.incoming import (
 from engine.transport.ipc import Message
 from engine.transport.messages import Manifest
 from engine.transport.receiver import Receiver
-from engine.transport.regions import Kind, RangeList, Region
+from engine.transport.regions import RangeList, Region
 from engine.transport.settings import Settings
 from harness.chaos.memory import Arena, scatter
 from harness.chaos.wire import Stream
@@ -117,10 +117,11 @@ class Landing:
 
     def grant(self, message: Message) -> None:
         handle = _handle(message)
-        if self._offers.pop(handle, None) is not None:
+        manifest = self._offers.pop(handle, None)
+        if manifest is not None:
             self.destinations[handle] = {
-                Region(layer, Kind(kind)): RangeList(ranges)
-                for layer, kind, ranges in message["destinations"]
+                item.region: RangeList.from_flat(numbers)
+                for item, numbers in zip(manifest.regions, message["destinations"], strict=True)
             }
             if self.receiver.grant(self._loop.time(), handle):
                 return

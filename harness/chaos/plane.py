@@ -8,7 +8,6 @@ decisions are `Sender`'s and `Receiver`'s.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,8 @@ from engine.transport.ipc import Message
 from engine.transport.messages import Hello, Key, Manifest, Reason
 from engine.transport.outbound import Peer
 from engine.transport.outgoing import Ended, Granted, SenderEvent
-from engine.transport.regions import Kind, RangeList, Region
+from engine.transport.plane import ended_message
+from engine.transport.regions import RangeList
 from engine.transport.sender import Sender
 from engine.transport.settings import Settings
 from harness.chaos.connection import Connection, Switch
@@ -244,10 +244,11 @@ class VirtualPlane(DataPlane):
         session, transfer = self._by_worker.get(message["t"], (None, 0))
         if session is None or transfer not in session.sources:
             return
-        for layer, kind, ranges in message["pieces"]:
-            region = Region(layer, Kind(kind))
-            session.sources[transfer][region].extend(ranges)
-            session.sender.push(transfer, region, sum(length for _, length in ranges))
+        regions = list(session.sources[transfer])
+        for position, numbers in message["pieces"]:
+            region = regions[position]
+            session.sources[transfer][region].extend(zip(numbers[::2], numbers[1::2], strict=True))
+            session.sender.push(transfer, region, sum(numbers[1::2]))
 
     def _op_commit(self, message: Message) -> None:
         session, transfer = self._by_worker.get(message["t"], (None, 0))
@@ -268,8 +269,7 @@ class VirtualPlane(DataPlane):
         del self._by_session[session.peer, event.transfer]
         del self._by_worker[number]
         self.wire_bytes += event.wire_bytes
-        seconds = event.ended_s - event.started_s
-        self._report({**asdict(event), "op": "ended", "t": number, "seconds": seconds})
+        self._report(ended_message(number, event))
 
     # --- the receiving side ------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import pytest
 
 from engine.transport.client import Callbacks, DataPlane
 from engine.transport.errors import PlaneLost, TransferFailed, TransferRefused
+from engine.transport.frames import HEADER_BYTES, ROW_BYTES
 from engine.transport.messages import Key
 from engine.transport.outbound import Peer
 from engine.transport.regions import Kind, Range, Region
@@ -35,6 +36,29 @@ async def test_layer_wise_transfer_arrives_whole(bench: Any) -> None:
     assert stats.resent == 0
     assert manifest.total_bytes < stats.wire_bytes < manifest.total_bytes * 1.01
     assert decoder.aborted == []
+
+
+@pytest.mark.parametrize("codecs", [{}, {Kind.STATE: "bf16"}])
+async def test_small_layers_share_frames_whatever_memory_and_codec_they_have(
+    bench: Any, codecs: dict
+) -> None:
+    """Regions of several ranges at the receiver, some of which cross at half their size."""
+    import numpy
+
+    decoder, receiver = await bench.decoder()
+    decoder.block = 8192
+    decoder.free = list(range(0, decoder.arena.size_bytes, 8192))
+    sender = await bench.sender()
+    layers, state_bytes = 60, 12_288
+    manifest = bench.manifest(layers, kv=20_000, state=state_bytes, codecs=codecs)
+    # Whole numbers of few bits: bf16 carries them exactly.
+    values = numpy.frombuffer(bench.source.buffer, numpy.float32)
+    values[:] = numpy.random.default_rng(0).integers(0, 100, len(values))
+    stats = await bench.send(sender, Peer(*receiver.address), Key("r"), manifest)
+    bench.assert_arrived(decoder, Key("r"), manifest)
+    saved = layers // 2 * state_bytes // 2 if codecs else 0
+    bodies = manifest.total_bytes - saved
+    assert bodies + layers * ROW_BYTES <= stats.wire_bytes < bodies + layers * HEADER_BYTES
 
 
 async def test_audit_rows_agree(bench: Any) -> None:

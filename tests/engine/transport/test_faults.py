@@ -18,8 +18,16 @@ from typing import Any
 import pytest
 
 from engine.transport.errors import TransferFailed, TransferRefused
-from engine.transport.frames import Frame, Header, Type, checksum, control_frame, encode_header
-from engine.transport.messages import Hello, Key, Offer
+from engine.transport.frames import (
+    Frame,
+    Header,
+    Type,
+    checksum,
+    control_frame,
+    encode_header,
+    encode_table,
+)
+from engine.transport.messages import Hello, Key, Offer, decode_numbers
 from engine.transport.outbound import Peer
 from engine.transport.sockets import read_frame, write_frame
 from engine.transport.timing import Deadlines, Limits
@@ -198,6 +206,20 @@ class RawPeer:
         )
         return encode_header(header) + body
 
+    def batch(self, transfer: int, bodies: dict[int, bytes]) -> bytes:
+        """Chunks by their numbers, in one frame."""
+        table = encode_table([(number, checksum([body])) for number, body in bodies.items()])
+        header = Header(
+            Type.BATCH,
+            len(table) + sum(map(len, bodies.values())),
+            source=self.source,
+            target=self.target,
+            transfer=transfer,
+            chunk=len(bodies),
+            checksum=checksum([table]),
+        )
+        return encode_header(header) + table + b"".join(bodies.values())
+
 
 async def test_doubled_and_late_chunks_change_nothing(bench: Any) -> None:
     decoder, receiver = await bench.decoder()
@@ -210,10 +232,14 @@ async def test_doubled_and_late_chunks_change_nothing(bench: Any) -> None:
         write_frame(control, raw.frame(Type.OFFER, 1, Offer(Key("r"), manifest).encode()))
         raw.wait(control, Type.GRANT)
         lane.sendall(raw.chunk(1, b"a" * 4096) + raw.chunk(1, b"b" * 4096))
-        raw.wait(control, Type.ACK)
+        lane.sendall(raw.batch(1, {0: b"b" * 4096, 1: b"e" * 4096}))
+        seen: set[int] = set()
+        while seen < {0, 1}:
+            seen.update(decode_numbers(raw.wait(control, Type.ACK).body))
         write_frame(control, raw.frame(Type.CANCEL, 1))
         raw.wait(control, Type.CANCELLED)
         lane.sendall(raw.chunk(1, b"c" * 4096) + raw.chunk(9, b"d" * 4096))
+        lane.sendall(raw.batch(1, {0: b"c" * 4096, 1: b"c" * 4096}))
         write_frame(control, raw.frame(Type.PING))
         raw.wait(control, Type.PONG)
 
@@ -222,6 +248,7 @@ async def test_doubled_and_late_chunks_change_nothing(bench: Any) -> None:
     assert bytes(decoder.arena.buffer).count(b"b" * 4096) == 0
     assert bytes(decoder.arena.buffer).count(b"c" * 4096) == 0
     assert bytes(decoder.arena.buffer).count(b"a" * 4096) == 1
+    assert bytes(decoder.arena.buffer).count(b"e" * 4096) == 1
     assert not receiver.closed.done()
 
 

@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 
 from engine.transport.errors import FrameError
 from engine.transport.frames import (
+    BULK,
     HEADER_BYTES,
+    MAX_BATCH,
+    MAX_BATCH_BYTES,
     MAX_CHUNK_BYTES,
     MAX_CONTROL_BYTES,
+    ROW_BYTES,
     Frame,
     FrameReader,
     Header,
@@ -24,8 +28,10 @@ from engine.transport.frames import (
     checksum,
     control_frame,
     decode_header,
+    decode_table,
     encode_frame,
     encode_header,
+    encode_table,
 )
 from engine.transport.messages import (
     Commit,
@@ -42,9 +48,9 @@ from engine.transport.messages import (
 from engine.transport.regions import Kind, Region, RegionSize
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
-headers = st.builds(
+other_headers = st.builds(
     Header,
-    type=st.sampled_from(Type),
+    type=st.sampled_from([t for t in Type if t is not Type.BATCH]),
     body_bytes=st.integers(0, MAX_CONTROL_BYTES),
     attempt=u32,
     source=u64,
@@ -54,11 +60,24 @@ headers = st.builds(
     kind=u16,
     chunk=u32,
     checksum=u64,
-    follows=st.booleans(),
 )
+batch_headers = st.builds(
+    Header,
+    type=st.just(Type.BATCH),
+    body_bytes=st.integers(MAX_BATCH * ROW_BYTES + 1, MAX_BATCH_BYTES),
+    attempt=u32,
+    source=u64,
+    target=u64,
+    transfer=u64,
+    layer=st.just(0),
+    kind=st.just(0),
+    chunk=st.integers(1, MAX_BATCH),
+    checksum=u64,
+)
+headers = other_headers | batch_headers
 frames = st.builds(
     control_frame,
-    st.sampled_from([t for t in Type if t is not Type.DATA]),
+    st.sampled_from([t for t in Type if t not in BULK]),
     source=u64,
     target=u64,
     transfer=u64,
@@ -69,7 +88,7 @@ frames = st.builds(
 
 def test_header_is_64_bytes_and_starts_with_the_magic() -> None:
     data = encode_header(Header(Type.DATA, 5, source=1))
-    assert (HEADER_BYTES, data[:6]) == (64, b"PRFK\x01\x06")
+    assert (HEADER_BYTES, data[:6]) == (64, b"PRFK\x02\x06")
 
 
 @given(headers)
@@ -104,10 +123,15 @@ def test_random_bytes_never_do_more_than_raise_frame_error(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("type_", "size"), [(Type.DATA, MAX_CHUNK_BYTES + 1), (Type.OFFER, MAX_CONTROL_BYTES + 1)]
+    ("type_", "size"),
+    [
+        (Type.DATA, MAX_CHUNK_BYTES + 1),
+        (Type.BATCH, MAX_BATCH_BYTES + 1),
+        (Type.OFFER, MAX_CONTROL_BYTES + 1),
+    ],
 )
 def test_length_beyond_the_bound_is_refused_before_allocation(type_: Type, size: int) -> None:
-    data = encode_header(Header(type_, size))
+    data = encode_header(Header(type_, size, chunk=1))
     with pytest.raises(FrameError, match="the bound is"):
         decode_header(data)
 
@@ -123,7 +147,7 @@ def reseal(data: bytearray) -> bytes:
         (0, 0, "magic"),
         (4, 9, "wire version 9"),
         (5, 99, "frame type 99"),
-        (6, 2, "reserved"),
+        (6, 1, "reserved"),
         (7, 1, "reserved"),
         (56, 1, "reserved"),
     ],
@@ -135,9 +159,47 @@ def test_each_wrong_field_has_its_message(at: int, value: int, message: str) -> 
         decode_header(reseal(data))
 
 
-def test_data_on_a_control_connection_and_a_damaged_body() -> None:
-    with pytest.raises(FrameError, match="control connection"):
-        list(FrameReader().feed(encode_header(Header(Type.DATA, 4))))
+@pytest.mark.parametrize("count", [0, 5, MAX_BATCH + 1, 2**32 - 1])
+def test_a_batch_of_no_chunks_or_of_more_than_its_body_holds_is_refused(count: int) -> None:
+    data = encode_header(Header(Type.BATCH, 5 * ROW_BYTES, chunk=count))
+    with pytest.raises(FrameError, match=f"a batch of {count} chunks in 60 bytes"):
+        decode_header(data)
+
+
+tables = st.lists(st.tuples(u32, u64), min_size=1, max_size=MAX_BATCH)
+
+
+def batch_header(table: bytes) -> Header:
+    count = len(table) // ROW_BYTES
+    return Header(Type.BATCH, len(table) + 4096, chunk=count, checksum=checksum([table]))
+
+
+@given(tables)
+def test_table_round_trip(rows: list[tuple[int, int]]) -> None:
+    table = encode_table(rows)
+    header = decode_header(encode_header(batch_header(table)))
+    assert decode_table(header, table) == rows
+
+
+@given(tables, st.integers(0, ROW_BYTES * 8 - 1))
+def test_a_flipped_bit_in_a_table_is_always_found(rows: list[tuple[int, int]], bit: int) -> None:
+    table = bytearray(encode_table(rows))
+    header = batch_header(bytes(table))
+    table[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(FrameError, match="table checksum"):
+        decode_table(header, table)
+
+
+@given(batch_headers, st.binary(max_size=200))
+def test_random_tables_never_do_more_than_raise_frame_error(header: Header, table: bytes) -> None:
+    with contextlib.suppress(FrameError):
+        decode_table(header, table)
+
+
+def test_bulk_on_a_control_connection_and_a_damaged_body() -> None:
+    for type_ in (Type.DATA, Type.BATCH):
+        with pytest.raises(FrameError, match=f"{type_.name} on a control connection"):
+            list(FrameReader().feed(encode_header(Header(type_, 40, chunk=1))))
     frame = encode_frame(control_frame(Type.OFFER, source=1, target=2, body=b"abc"))
     with pytest.raises(FrameError, match="body checksum"):
         list(FrameReader().feed(frame[:-1] + b"d"))

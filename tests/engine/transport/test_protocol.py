@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.transport.errors import FrameError
-from engine.transport.frames import Frame, Header, Type, control_frame
+from engine.transport.frames import HEADER_BYTES, ROW_BYTES, Frame, Header, Type, control_frame
 from engine.transport.history import Past
 from engine.transport.memory import Faults, Network
 from engine.transport.messages import (
@@ -200,7 +200,7 @@ def test_resume_sends_only_what_is_missing() -> None:
     (ended,) = net.ended[Key("r")]
     assert ended.committed
     assert ended.resent == 0
-    assert ended.wire_bytes == 16 * (CHUNK + 64)
+    assert 16 * CHUNK < ended.wire_bytes <= 16 * (CHUNK + HEADER_BYTES)
 
 
 def test_outage_shorter_than_the_bound_heals_and_a_longer_one_fails() -> None:
@@ -346,6 +346,70 @@ def test_bitmap_names_only_chunks_that_were_verified() -> None:
     receiver.on_frame(0.0, 11, told(Type.OFFER, offer))
     ((_, frame),) = receiver.outbox
     assert Grant.decode(frame.body).have == b"\x02"
+
+
+def batch(*numbers: int, size: int = CHUNK, transfer: int = 1) -> tuple[Header, list]:
+    """A BATCH's header and rows; every chunk's checksum is 5."""
+    size = len(numbers) * (size + ROW_BYTES)
+    header = Header(Type.BATCH, size, source=11, target=22, transfer=transfer, chunk=len(numbers))
+    return header, [(number, 5) for number in numbers]
+
+
+def test_each_chunk_of_a_batch_is_judged_alone() -> None:
+    receiver, header, _ = granted_receiver(4)
+    here = receiver.begin_chunk(0.0, header)
+    assert here is not None
+    receiver.end_chunk(0.0, here, 5)
+    places = receiver.begin_batch(0.0, *batch(0, 1, 2, 1))
+    assert places is not None
+    # One is here already, one is named twice: both are read and thrown away.
+    assert [p if isinstance(p, int) else p.number for p in places] == [CHUNK, 1, 2, CHUNK]
+    slots = [place for place in places if not isinstance(place, int)]
+    receiver.end_batch(0.0, slots, [5, 6])
+    receiver.flush_acks()
+    told = {frame.header.type: decode_numbers(frame.body) for _, frame in receiver.outbox}
+    assert told == {Type.NACK: (2,), Type.ACK: (0, 0, 1)}
+    assert receiver.begin_chunk(0.0, header._replace(chunk=2)) is not None
+
+
+def test_a_batch_that_breaks_is_asked_for_again_as_one() -> None:
+    receiver, _, _ = granted_receiver(3)
+    places = receiver.begin_batch(0.0, *batch(0, 2))
+    assert places is not None
+    receiver.end_batch(0.0, [p for p in places if not isinstance(p, int)], [None, None])
+    ((_, frame),) = receiver.outbox
+    assert (frame.header.type, decode_numbers(frame.body)) == (Type.LOST, (0, 2))
+
+
+def test_batches_that_the_manifest_forbids_or_nobody_waits_for() -> None:
+    receiver, _, _ = granted_receiver(3)
+    with pytest.raises(FrameError, match="chunk 3 of 3"):
+        receiver.begin_batch(0.0, *batch(0, 3))
+    with pytest.raises(FrameError, match="the manifest says"):
+        receiver.begin_batch(0.0, *batch(0, 1, size=CHUNK - 1))
+    header, rows = batch(0, 1)
+    with pytest.raises(FrameError, match="another incarnation"):
+        receiver.begin_batch(0.0, header._replace(target=21), rows)
+    assert receiver.begin_batch(0.0, *batch(0, 1, transfer=9)) is None
+    assert receiver.begin_batch(0.0, header._replace(attempt=1), rows) is None
+    # Nothing of these was taken for being written.
+    assert [p for p in receiver.begin_batch(0.0, header, rows) or () if isinstance(p, int)] == []
+
+
+def test_a_lane_takes_only_chunks_of_one_transfer_and_within_its_bounds() -> None:
+    sender, first = granted_sender(3, credit_chunks=8)
+    manifest = make_manifest(8 * CHUNK)
+    second = sender.open(0.0, Key("s"), manifest)
+    sender.push(second, manifest.regions[0].region, 8 * CHUNK)
+    assert [task.number for task in sender.next_chunks(0.0, 0, 16 * CHUNK, 16)] == [0, 1, 2]
+    assert not sender.has_ready  # what is pushed but not granted wakes nobody
+    sender.on_frame(0.0, reply(Type.GRANT, second, Grant(5 * CHUNK).encode()))
+    assert sender.has_ready
+    taken = [sender.next_chunks(0.0, 0, 2 * CHUNK + 1, 16), sender.next_chunks(0.0, 1, 1, 16)]
+    taken.append(sender.next_chunks(0.0, 2, 16 * CHUNK, 16))
+    assert [[task.number for task in tasks] for tasks in taken] == [[0, 1], [2], [3, 4]]
+    assert {task.transfer for tasks in taken for task in tasks} == {second} != {first}
+    assert not sender.has_ready  # credit is used up
 
 
 def test_copy_thrown_away_beside_one_that_breaks_is_asked_for_again() -> None:
