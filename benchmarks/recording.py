@@ -1,14 +1,18 @@
-"""Which share of a simulated run's CPU time is recording: the same run with and without, in turn.
+"""Which share of a simulated run's CPU time is recording.
 
-    python benchmarks/recording.py [--requests 20000] [--pairs 7]
+    python benchmarks/recording.py [--requests 200000]         # in one run, on and off in turn
+    python benchmarks/recording.py --pairs 5 --requests 100000   # whole runs with and without
 
-The share is 1 - without / with, the median over pairs. It counts everything that recording causes,
-inside the recorder and elsewhere (rows that are kept push the simulation out of the caches).
+The first form records every other block of requests of one simulation, so that both see the same
+machine, and prints the standard error. The second counts what lasts longer than a block as well
+(rows that are kept push the simulation out of the caches), and wants a quiet machine. Both count
+everything from the opened to the closed files.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
 import time
@@ -21,6 +25,11 @@ from speed import CASES, simulate
 from harness.clock import run
 from results.recorder import Recorder
 from results.records import RequestRecord
+
+#: Requests until recording goes on or off; some 25 ms.
+BLOCK = 500
+#: Blocks before the simulation is in its steady state.
+SETTLED = 4
 
 
 def cpu_s(requests: int, record: bool) -> float:
@@ -42,14 +51,67 @@ def _drop(record: RequestRecord) -> None:
     """Keep nothing."""
 
 
+class _Blocks:
+    """CPU seconds of each block without recording and with it, in turn."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.spent_s: tuple[list[float], list[float]] = ([], [])
+        self._record = lambda each: recorder.request(each, "prfaas", "speed")
+        self._recording = False
+        self._now: Callable[[RequestRecord], None] = _drop
+        self._left = BLOCK
+        self._begun_s = time.process_time()
+
+    def ended(self, record: RequestRecord) -> None:
+        self._now(record)
+        self._left -= 1
+        if not self._left:
+            now_s = time.process_time()
+            self.spent_s[self._recording].append(now_s - self._begun_s)
+            self._recording = not self._recording
+            self._now = self._record if self._recording else _drop
+            self._left = BLOCK
+            self._begun_s = now_s
+
+
+def within(requests: int) -> str:
+    """The share by blocks of one simulation, and its standard error."""
+    case = replace(CASES[0], requests=requests)
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.process_time()
+        recorder = Recorder(Path(folder), {"case": case.name})
+        opened_s = time.process_time() - begun
+        blocks = _Blocks(recorder)
+        run(simulate(case, blocks.ended))
+        begun = time.process_time()
+        recorder.close()
+        closed_s = time.process_time() - begun
+    without, recorded = (each[SETTLED:] for each in blocks.spent_s)
+    without = without[: len(recorded)]
+    differences = [b - a for a, b in zip(without, recorded, strict=True)]
+    count = BLOCK * len(differences)
+    extra_s = sum(differences) + opened_s + closed_s
+    error_s = statistics.stdev(differences) * math.sqrt(len(differences))
+    whole_s = sum(without) + extra_s
+    return (
+        f"recording is {extra_s / whole_s:.1%} +- {error_s / whole_s:.1%} of the CPU time: "
+        f"{extra_s / count * 1e6:.2f} us a request on {sum(without) / count * 1e6:.1f} us"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--requests", type=int, default=200_000)
+    parser.add_argument("--pairs", type=int, default=0)
     options = parser.parse_args()
+    if options.requests < 4 * SETTLED * BLOCK:
+        parser.error(f"--requests: at least {4 * SETTLED * BLOCK}")
     cpu_s(100, record=True)
+    if not options.pairs:
+        print(within(options.requests))
+        return
     shares = []
     for pair in range(options.pairs):
         order = (True, False) if pair % 2 else (False, True)

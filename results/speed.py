@@ -120,6 +120,9 @@ def main() -> None:
         times = np.cumsum(rng.normal(0.025, 0.0005, TOKENS))
         return [(at, 0.0, 1) for at in (times - times[0]).tolist()]
 
+    with tempfile.TemporaryDirectory() as folder:
+        # What is written first pays for what pyarrow imports then.
+        _write(Path(folder), (_record(i, rng, regular()) for i in range(100)), True)
     for name, runs, decisions, queries in (
         ("regular steps", regular, False, {"runs": RUNS_SQL}),
         ("regular steps and decisions", regular, True, {"runs": RUNS_SQL}),
