@@ -5,7 +5,6 @@ Output on standard out stays clean either way.
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console, RenderableType
@@ -43,12 +42,7 @@ class Screen:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None

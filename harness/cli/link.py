@@ -14,19 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from harness.cli.link_words import (
+    carried,
+    findings_table,
+    offers_json,
+    print_offers,
+    print_ways_in,
+    state_json,
+    status,
+)
+from harness.cli.numbers import finite
 from harness.errors import BadInput, ExitCode
-from harness.links.achieved import Finding, measure
+from harness.links.achieved import measure
 from harness.links.base import ShapedLink
-from harness.links.factory import DEFAULT_SIDES, attach, choose, open_link, shaped_link
+from harness.links.factory import DEFAULT_SIDES, attach, open_link, shaped_link
 from harness.links.follow import follow
-from harness.links.probe import Offers, probe
+from harness.links.probe import probe
 from harness.links.relay import RelayLink
-from harness.links.shape import LinkShape
 from harness.links.spec import PRESETS, LinkSpec, parse_link
 from harness.links.state import (
-    NETNS_DIR,
     LinkState,
     all_states,
     find_state,
@@ -77,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     probing.add_argument("token", nargs="?", help="a link that is up; else a temporary one is made")
     _add_spec_arguments(probing)
     probing.add_argument(
-        "--seconds", type=float, default=3.0, help="length of each rate measurement"
+        "--seconds", type=finite(0.1), default=3.0, help="length of each rate measurement"
     )
     probing.add_argument("--check", action="store_true", help="exit 6 when a tolerance is missed")
     probing.add_argument("--no-iperf3", action="store_true", help="do not run iperf3 beside it")
@@ -133,7 +140,7 @@ def _given_spec(options: argparse.Namespace) -> LinkSpec | None:
     where = "link"
     if options.spec:
         where = f"{options.spec}: link"
-        table = _link_table(options.spec)
+        table = _linkfindings_table(options.spec)
     scalars = (
         "preset",
         "rate_gbps",
@@ -151,14 +158,14 @@ def _given_spec(options: argparse.Namespace) -> LinkSpec | None:
     return parse_link(table, where) if table else None
 
 
-def _link_table(path: Path) -> dict[str, Any]:
+def _linkfindings_table(path: Path) -> dict[str, Any]:
     try:
         table: dict[str, Any] = tomllib.loads(path.read_text()).get("link") or {}
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: not TOML: {error}") from None
-    if not table:
+    if not table or not isinstance(table, dict):
         raise BadInput(f"{path}: has no [link] table")
     return table
 
@@ -184,12 +191,12 @@ def _up(options: argparse.Namespace) -> int:
 
     link = _run(bring_up())
     if options.json:
-        print(json.dumps(_state_json(link.state)))
+        print(json.dumps(state_json(link.state)))
         return ExitCode.OK
     print(f"link {link.state.token} is up: {link.description}")
     if spec.schedule or spec.sine:
         print("  its schedule is not followed: that takes a running harness; it stays at its start")
-    _print_ways_in(link.state)
+    print_ways_in(link.state)
     print(f"  prfaas link probe {link.state.token}    prfaas link down {link.state.token}")
     return ExitCode.OK
 
@@ -197,14 +204,14 @@ def _up(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     states = all_states()
     if options.json:
-        print(json.dumps([_state_json(state) for state in states]))
+        print(json.dumps([state_json(state) for state in states]))
         return ExitCode.OK
     if not states:
         print("no link is up")
     for state in states:
-        print(f"link {state.token}: {_status(state)}; {state.description}")
-        _print_ways_in(state)
-        for direction, counters in _carried(state).items():
+        print(f"link {state.token}: {status(state)}; {state.description}")
+        print_ways_in(state)
+        for direction, counters in carried(state).items():
             print(f"  {direction}: {counters['sent_bytes']} bytes, {counters['dropped']} dropped")
     return ExitCode.OK
 
@@ -319,38 +326,12 @@ def _report_achieved(options: argparse.Namespace, measuring: Any) -> int:
         )
     else:
         print(f"{state.backend}: {state.description}")
-        Console().print(_table(findings))
+        Console().print(findings_table(findings))
     if options.check and missed:
         names = ", ".join(finding.name for finding in missed)
         print(f"the link misses its specification: {names}", file=sys.stderr)
         return ExitCode.SLO_MISSED
     return ExitCode.OK
-
-
-def _table(findings: list[Finding]) -> Table:
-    table = Table()
-    for heading in ("", "configured", "achieved", "within tolerance"):
-        table.add_column(heading)
-    words = {True: "yes", False: "NO", None: ""}
-    for finding in findings:
-        table.add_row(finding.name, finding.configured, finding.achieved, words[finding.ok])
-    return table
-
-
-def print_offers(offers: Offers) -> None:
-    for offer in offers.by_backend.values():
-        print(f"  {offer.backend:6} {'yes' if offer.available else 'no ':3}  {offer.reason}")
-    _, why = choose(LinkSpec(rate_gbps=1, rtt_ms=2), offers)
-    print(
-        f"  auto at 1 Gbit/s and 2 ms: {choose(LinkSpec(rate_gbps=1, rtt_ms=2), offers)[0]} ({why})"
-    )
-
-
-def offers_json(offers: Offers) -> dict[str, Any]:
-    return {
-        offer.backend: {"available": offer.available, "reason": offer.reason}
-        for offer in offers.by_backend.values()
-    }
 
 
 def _parse_forward(text: str) -> tuple[str, str, int]:
@@ -359,58 +340,6 @@ def _parse_forward(text: str) -> tuple[str, str, int]:
     if side not in DEFAULT_SIDES or not host or not port.isdigit():
         raise BadInput(f"--forward {text}: must be SIDE=HOST:PORT with SIDE one of {DEFAULT_SIDES}")
     return side, host, int(port)
-
-
-def _print_ways_in(state: LinkState) -> None:
-    if state.shape:
-        print(f"  shape now: {LinkShape.from_json(state.shape).describe()}")
-    for side, name in zip(state.sides, state.namespaces, strict=False):
-        address = attach(state).bind_host(side)
-        print(f"  {side}: {address}; nsenter --net={NETNS_DIR / name} COMMAND")
-    for listener, dialled in state.forwards.items():
-        print(f"  {listener} is reached by the other side at {dialled}")
-
-
-def _status(state: LinkState) -> str:
-    if state.emulator and not state.emulator.alive():
-        return "BROKEN, its emulator process is gone (prfaas link down removes it)"
-    if state.stale():
-        return f"stale, its owner {state.owner.pid} is dead (prfaas link down removes it)"
-    return "kept until down" if state.persistent else f"owned by running process {state.owner.pid}"
-
-
-def _carried(state: LinkState) -> dict[str, dict[str, int]]:
-    """Counters by direction, read now; empty when the link cannot be asked any more."""
-    try:
-        forward, reverse = attach(state).read_counters()
-    except (OSError, ValueError):
-        return {}
-    first, second = state.sides
-    return {
-        f"{source} -> {sink}": {
-            "sent_bytes": counters.sent_bytes,
-            "sent_packets": counters.sent_packets,
-            "dropped": counters.dropped_packets,
-        }
-        for source, sink, counters in ((first, second, forward), (second, first, reverse))
-    }
-
-
-def _state_json(state: LinkState) -> dict[str, Any]:
-    namespaces = dict(zip(state.sides, state.namespaces, strict=False))
-    return {
-        "token": state.token,
-        "backend": state.backend,
-        "description": state.description,
-        "status": _status(state),
-        "persistent": state.persistent,
-        "owner_pid": state.owner.pid,
-        "netns": {side: str(NETNS_DIR / name) for side, name in namespaces.items()},
-        "forwards": state.forwards,
-        "carried": _carried(state),
-        "spec": state.spec,
-        "shape": state.shape,
-    }
 
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:

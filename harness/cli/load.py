@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import BadInput
-from harness.load.options import add_load_options, load_spec, search_of
+from harness.load.flags import add_load_options
+from harness.load.options import load_spec, search_of
 
 if TYPE_CHECKING:
     from harness.load.execute import LoadDone

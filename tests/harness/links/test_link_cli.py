@@ -105,6 +105,17 @@ def test_a_specification_file_is_read_and_errors_name_it(tmp_path, capsys) -> No
     path.write_text('[link]\npreset = "metro"\nrate_gps = 1\n')
     assert main(["link", "up", "--spec", str(path)]) == ExitCode.USAGE
     assert f"{path}: link.rate_gps: Extra inputs" in capsys.readouterr().err
+    for without in ("", "link = 3"):
+        path.write_text(without)
+        assert main(["link", "up", "--spec", str(path)]) == ExitCode.USAGE
+        assert capsys.readouterr().err == f"prfaas link: {path}: has no [link] table\n"
+
+
+def test_a_measurement_takes_some_time(capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["link", "probe", "--seconds", "nan"])
+    assert ended.value.code == ExitCode.USAGE
+    assert "needs a finite number >= 0.1" in capsys.readouterr().err
 
 
 def test_down_leaves_the_link_of_a_running_harness(capsys) -> None:
