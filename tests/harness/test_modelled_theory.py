@@ -152,7 +152,9 @@ def test_decode_batch_is_a_queue_with_as_many_servers() -> None:
 
         async def one(i):
             request = Request(i, 0.0, 0, int(steps[i]) + 1)
-            done: PrefillDone = await prefill.prefill(PrefillJob(request, 1, 0, 0, decode, None, 0.0))
+            done: PrefillDone = await prefill.prefill(
+                PrefillJob(request, 1, 0, 0, decode, None, 0.0)
+            )
             tokens = await decode.decode(DecodeJob(request, 1, done))
             waited[i] = tokens.admitted_s - arrivals[i]
 
