@@ -327,9 +327,12 @@ def _absent(directory: Path, path: Path, error: OSError) -> str:
     if path.exists():
         return f"{path}: {error.strerror}"
     if (directory / "run.json").exists():
-        return (
-            f"{directory}: the run ended before its summary was written; its tables can still be "
-            "read (`prfaas results query`)"
+        places = [directory, *sorted(directory.glob("client-*"))]
+        held = [str(each) for each in places if (each / "requests.parquet").exists()]
+        return f"{directory}: the run ended before its summary was written; " + (
+            f"what it recorded can still be read (`prfaas results query {' '.join(held)} ...`)"
+            if held
+            else "it has recorded nothing"
         )
     return f"{directory}: not a run directory: no run.json and no summary.json in it"
 

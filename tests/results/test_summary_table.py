@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,3 +148,14 @@ def test_plain_table() -> None:
 )  # fmt: skip
 def test_numbers(value: float | None, text: str) -> None:
     assert table.number(value) == text
+
+
+def test_a_run_without_summary_says_where_its_rows_are(tmp_path: Path) -> None:
+    (tmp_path / "run.json").touch()
+    with pytest.raises(SummaryError, match="it has recorded nothing"):
+        summary.read(tmp_path)
+    for name in ("client-0", "client-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "requests.parquet").touch()
+    with pytest.raises(SummaryError, match=r"results query \S+/client-0 \S+/client-1 \.\.\.`"):
+        summary.read(tmp_path)
