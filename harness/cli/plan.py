@@ -14,6 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.cli.numbers import finite
 from harness.errors import BadInput, ExitCode
 from harness.experiment import load_experiment, parse_override
 from harness.planner.charts import check_chart, save_chart, text_chart
@@ -63,16 +64,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trace.add_argument("--local", default="1t-h20", metavar="PROFILE", help="name or file")
     trace.add_argument("--n-remote", type=int, default=4, metavar="N", help="remote instances")
     trace.add_argument("--n-local", type=int, default=8, metavar="N", help="local instances")
-    trace.add_argument("--rate-gbps", type=float, default=100.0, help="link rate (default: 100)")
-    trace.add_argument("--rtt-ms", type=float, default=0.0, help="link RTT (default: 0)")
-    trace.add_argument("--ttft-slo-s", type=float, default=10.0, help="TTFT SLO (default: 10)")
     trace.add_argument(
-        "--tokens-per-s", type=float, default=40.0, help="SLO on 1 / TPOT (default: 40)"
+        "--rate-gbps", type=finite(1e-9), default=100.0, help="link rate (default: 100)"
+    )
+    trace.add_argument("--rtt-ms", type=finite(0), default=0.0, help="link RTT (default: 0)")
+    trace.add_argument(
+        "--ttft-slo-s", type=finite(1e-9), default=10.0, help="TTFT SLO (default: 10)"
+    )
+    trace.add_argument(
+        "--tokens-per-s", type=finite(1e-9), default=40.0, help="SLO on 1 / TPOT (default: 40)"
     )
     prices = parser.add_argument_group("prices, in one currency")
-    prices.add_argument("--price-remote", type=float, metavar="X", help="per instance-hour")
-    prices.add_argument("--price-local", type=float, metavar="X", help="per instance-hour")
-    prices.add_argument("--price-egress", type=float, default=0.0, metavar="X", help="per GB")
+    prices.add_argument("--price-remote", type=finite(0), metavar="X", help="per instance-hour")
+    prices.add_argument("--price-local", type=finite(0), metavar="X", help="per instance-hour")
+    prices.add_argument("--price-egress", type=finite(0), default=0.0, metavar="X", help="per GB")
     parser.add_argument(
         "--reading",
         choices=[reading.value for reading in Reading],
@@ -161,8 +166,6 @@ def _check(options: argparse.Namespace) -> None:
         raise BadInput(f"--step-tokens {options.step_tokens}: must be at least 1")
     if not 0 < options.load < 1:
         raise BadInput(f"--load {options.load:g}: must lie between 0 and 1")
-    if not options.rate_gbps > 0 or options.rtt_ms < 0:
-        raise BadInput("--rate-gbps must be above 0 and --rtt-ms at least 0")
 
 
 def _trace_deployment(options: argparse.Namespace) -> Deployment:

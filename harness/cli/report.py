@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.cli.numbers import finite
 from harness.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
@@ -31,9 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--png", type=Path, metavar="DIR",
                         help="where PNGs go (default: RUN/charts)")  # fmt: skip
     parser.add_argument("--no-png", action="store_true", help="only the page")
-    parser.add_argument("--price-remote", type=float, default=2.0, help="per remote instance-hour")
-    parser.add_argument("--price-local", type=float, default=1.0, help="per local instance-hour")
-    parser.add_argument("--price-gb", type=float, default=0.0, help="per GB that crosses the link")
+    parser.add_argument(
+        "--price-remote", type=finite(0), default=2.0, help="per remote instance-hour"
+    )
+    parser.add_argument(
+        "--price-local", type=finite(0), default=1.0, help="per local instance-hour"
+    )
+    parser.add_argument(
+        "--price-gb", type=finite(0), default=0.0, help="per GB that crosses the link"
+    )
     parser.add_argument("--currency", default="", help="what prices are in")
 
 
@@ -41,9 +48,6 @@ def run(options: argparse.Namespace) -> int:
     from results.report import data, page
     from results.whole import write_whole
 
-    for name in ("price_remote", "price_local", "price_gb"):
-        if getattr(options, name) < 0:
-            raise BadInput(f"--{name.replace('_', '-')}: a price is 0 or more")
     if options.out is not None and not options.out.absolute().parent.is_dir():
         raise BadInput(f"--out {options.out}: no such directory")
     runs = [data.load(path, _extras(path, options)) for path in options.run_dirs]

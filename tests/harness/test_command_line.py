@@ -62,6 +62,27 @@ def test_what_is_missing_is_said_in_one_line(
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan --trace x --rate-gbps nan",
+        "plan --trace x --rtt-ms inf",
+        "plan paper --price-remote -1",
+        "report x --price-gb nan",
+        "compare x y --min-effect -1",
+        "trace describe x --threshold 1.5",
+    ],
+)
+def test_a_number_that_is_none_is_refused_with_its_flag(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == ExitCode.USAGE
+    flag, value = words.split()[-2:]
+    assert f"argument {flag}: found {value}, needs a " in capsys.readouterr().err
+
+
 def test_no_runs_yet_is_no_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

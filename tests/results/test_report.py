@@ -298,7 +298,6 @@ def test_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert out.read_text().startswith("<!doctype html>")
     assert "no model curves" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "none")]) == 2
-    assert main(["report", str(run), "--price-remote", "-1"]) == 2
 
 
 def test_two_runs_on_one_page_and_one_of_them_interrupted(run: Path) -> None:
