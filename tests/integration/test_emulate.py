@@ -63,9 +63,7 @@ def balance(counts: dict[str, int]) -> bool:
 
 @pytest.mark.parametrize("backend", ["auto", "relay"])
 def test_requests_cross_the_link_and_their_tokens_are_verified(cli, experiment_file, backend):
-    done = cli.run("run", str(experiment_file), "--set", f"link.backend={backend}", "--json")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
+    summary = cli.run_whole(str(experiment_file), "--set", f"link.backend={backend}")
     (configuration,) = summary["configurations"]
     phases = {phase["name"]: phase for phase in configuration["phases"]}
     assert set(phases) == {"capacity", "latency"}
