@@ -4,7 +4,8 @@ A process dies and is started again under its name many times, so growth is that
 one line for all of them, each with a level of its own, over samples from which a life's start is
 left out. A short life does not count: what fills up once, buffers and tables with a bound, looks
 there like growth without end. Memory is the heap alone; the arena of the caches is touched page by
-page and shared.
+page and shared. Of each minute the least counts: what a step needs for itself, and what the
+allocator keeps of it for the next, comes and goes within seconds; a leak raises the least as well.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from harness.chaos.processes import Held
 WARM_S = 180.0
 #: A life that was warm for less is no evidence about memory.
 LEAST_S = 240.0
+#: The least heap in so long is what a process held on to.
+FLOOR_S = 60.0
 #: Growth from which memory is not flat, when it is beyond doubt.
 GROWTH_BYTES_PER_HOUR = 24 << 20
 DOUBT = 3.0
@@ -31,8 +34,8 @@ MIB = 2**20
 @dataclass(frozen=True, slots=True)
 class Trend:
     """`growth` and its standard error in bytes an hour, from lives of LEAST_S and more; None where
-    there is none. Heap and descriptors are (at the first warm sample, at the last); `cpu_s` of all
-    lives."""
+    there is none. The heap is (the first, the last) least of a minute, descriptors are (at the
+    first warm sample, at the last); `cpu_s` of all lives."""
 
     process: str
     lives: int
@@ -100,13 +103,14 @@ class Holdings:
         warm = [life.warm for life in lives if len(life.warm) > 1]
         spans_s = [samples[-1][0] - samples[0][0] for samples in warm]
         long = [samples for samples, span_s in zip(warm, spans_s, strict=True) if span_s >= LEAST_S]
-        growth, error = _slope(long) if long else (None, None)
+        growth, error = _slope([_floors(each) for each in long]) if long else (None, None)
         samples = [sample for each in warm for sample in each] or [(0.0, 0, 0)]
+        floors = [floor for each in warm for floor in _floors(each)] or [(0.0, 0)]
         return Trend(
             name,
             len(lives),
             sum(spans_s),
-            (samples[0][1], samples[-1][1]),
+            (floors[0][1], floors[-1][1]),
             None if growth is None else growth * 3600.0,
             None if error is None else error * 3600.0,
             (samples[0][2], samples[-1][2]),
@@ -114,18 +118,28 @@ class Holdings:
         )
 
 
-def _slope(lives: list[list[tuple[float, int, int]]]) -> tuple[float, float]:
+def _floors(samples: list[tuple[float, int, int]]) -> list[tuple[float, int]]:
+    """(seconds, heap bytes) of the sample with the least heap of each FLOOR_S of a life."""
+    floors: dict[int, tuple[float, int]] = {}
+    for at_s, heap_bytes, _ in samples:
+        window = int((at_s - samples[0][0]) // FLOOR_S)
+        if window not in floors or heap_bytes < floors[window][1]:
+            floors[window] = at_s, heap_bytes
+    return list(floors.values())
+
+
+def _slope(lives: list[list[tuple[float, int]]]) -> tuple[float, float]:
     """Bytes a second within lives, and the standard error, by least squares."""
     xx = xy = yy = 0.0
     n = 0
-    for samples in lives:
-        mean_x = sum(x for x, _, _ in samples) / len(samples)
-        mean_y = sum(y for _, y, _ in samples) / len(samples)
-        for x, y, _ in samples:
+    for points in lives:
+        mean_x = sum(x for x, _ in points) / len(points)
+        mean_y = sum(y for _, y in points) / len(points)
+        for x, y in points:
             xx += (x - mean_x) ** 2
             xy += (x - mean_x) * (y - mean_y)
             yy += (y - mean_y) ** 2
-        n += len(samples)
+        n += len(points)
     slope = xy / xx
     freedom = max(1, n - len(lives) - 1)
     return slope, math.sqrt(max(0.0, yy - slope * xy) / freedom / xx)

@@ -1,6 +1,7 @@
 """Whether memory and descriptors of processes that die and come back are flat."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -15,8 +16,10 @@ def soak(
     life_s: float = 400.0,
     noise: float = 0.5 * MIB,
     descriptors_per_hour: float = 0.0,
+    kept: Callable[[float], float] = lambda age_s: 0.0,
 ) -> Holdings:
-    """A process sampled every 5 s; each life begins small, warms up, and has a level of its own."""
+    """A process sampled every 5 s; each life begins small, warms up, and has a level of its own.
+    `kept`: bytes that the allocator keeps of what was freed, at an age in seconds."""
     dice, holdings, now_s = random.Random(1), Holdings(warm_s=60.0), 0.0
     for pid in range(lives):
         level = 200 * MIB + dice.uniform(-20, 20) * MIB
@@ -24,6 +27,7 @@ def soak(
         while age_s < life_s:
             warming = min(0.0, age_s - 60.0) / 60.0 * 80 * MIB
             heap = level + warming + leak_per_hour * age_s / 3600.0 + dice.gauss(0.0, noise)
+            heap += kept(age_s)
             fds = 40 + int(descriptors_per_hour * age_s / 3600.0)
             holdings.note(now_s, "pd-0", pid, Held(int(heap), int(heap), fds, age_s / 10, 1))
             age_s, now_s = age_s + 5.0, now_s + 5.0
@@ -49,6 +53,19 @@ def test_a_leak_is_seen_through_deaths_and_levels():
 
 def test_noise_alone_convicts_nobody():
     assert list(soak(0.0, noise=20 * MIB).violations(0)) == []
+
+
+@pytest.mark.parametrize("leak", [0.0, 60 * MIB])
+def test_what_the_allocator_keeps_for_the_next_step_is_no_growth_and_hides_none(leak):
+    """It keeps more the longer a process lives, but lets go of it between two steps."""
+
+    def kept(age_s: float) -> float:
+        return 0.0 if age_s % 30.0 < 5.0 else 8 * MIB * age_s / 400.0
+
+    holdings = soak(leak, kept=kept)
+    (trend,) = holdings.trends()
+    assert trend.growth == pytest.approx(leak, abs=6 * MIB)
+    assert len(list(holdings.violations(0))) == (1 if leak else 0)
 
 
 def test_short_lives_give_no_verdict_on_memory():
