@@ -16,6 +16,7 @@ from engine.pacing import Pacing
 from engine.sequence import Sampling
 from engine.transport.certificates import make_authority, make_certificate
 from engine.transport.client import Refusal
+from engine.transport.frames import HEADER_BYTES
 from engine.transport.regions import Kind
 from engine.transport.security import Security
 from engine.worker.errors import (
@@ -162,7 +163,10 @@ async def test_a_rounded_state_stays_within_its_tolerance(start_worker, nothing_
     whole = await exact.prefill(asks("s", prompt, d))
     layout = d.engine.layout
     halved = sum(array.row_bytes for array in layout.state.values()) // 2
-    assert whole.wire_bytes - rounded.wire_bytes == pytest.approx(halved, abs=64)
+    # How many chunks share a frame, and so a header, is a matter of timing.
+    headers = HEADER_BYTES * len(describe(layout, prompt, 0, "", {}).regions)
+    assert whole.wire_bytes - rounded.wire_bytes == pytest.approx(halved, abs=headers)
+    assert headers < halved / 4
     for states in d.engine.storage.state.values():
         arrived = [states[d.arrivals._held[Key(name, 1)].lease.slot] for name in "rs"]
         assert torch.allclose(arrived[0], arrived[1], rtol=2**-8, atol=0)
