@@ -23,7 +23,8 @@ from harness.chaos.holdings import Holdings
 from harness.chaos.processes import command_of, descendants, family, held_by
 from harness.errors import NotReady
 from harness.experiment import ConfigurationSpec, Experiment
-from harness.fleets.local import ORACLE, LocalFleet, LocalFleets
+from harness.fleets.local import LocalFleet, LocalFleets
+from harness.fleets.worker_words import ORACLE
 from harness.instances.remote import RemoteInstance
 from harness.measure import phase_requests
 from harness.phases import Phase

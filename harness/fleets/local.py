@@ -21,24 +21,24 @@ from typing import Any
 
 import aiohttp
 
-from engine.disciplines import FIFO
 from engine.model.config import ModelConfig, shape
 from harness.directory import PrefixDirectory
 from harness.errors import NotReady
-from harness.experiment import ConfigurationSpec, Experiment, QueueSpec
+from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.audit import AuditTrail
 from harness.fleets.nursery import Nursery, last_line
 from harness.fleets.page_names import PageNames
 from harness.fleets.senders import listen_to_senders
 from harness.fleets.worker_copier import WorkerCopier
 from harness.fleets.worker_keeper import WorkerKeeper
+from harness.fleets.worker_words import DTYPE, ORACLE, pacing_of, worker_words
 from harness.instances.remote import DataAddress, RemoteInstance
 from harness.links.base import ShapedLink
 from harness.links.factory import open_link
 from harness.ports import Instance, InstanceSpec, Link, Role
 from harness.prediction import peak_rate, plan_experiment
 from harness.prefixes import PrefixKeeper
-from harness.profiles import Profile, load_profile
+from harness.profiles import load_profile
 from harness.scale import Scale
 from harness.topology import PD, PRFAAS, build_view, instance_specs
 from harness.view import View
@@ -51,15 +51,7 @@ from workloads.scaling import TokenScale
 START_TIMEOUT_S = {"cpu": 30.0, "cuda": 600.0}
 POLL_S = 0.02
 HEARTBEAT_S = 0.5
-#: Admission to a paced decode batch is possible this many times a (scaled) step.
-DECODE_PHASES = 32
-#: TCP connections between two workers: the scaled link is slow, and each costs a thread.
-LANES = 2
-PAGES, SLOTS = 16_384, 512
-ORACLE = "oracle"
-#: On every device: in bfloat16 the rounding depends on the batch, so the tokens of two engines
-#: differ now and then; and the scaled model's fixed and per-token bytes keep their proportion.
-DTYPE = "float32"
+PAGES = 16_384
 
 
 def emulation_scale(experiment: Experiment, model: ModelConfig) -> Scale:
@@ -74,49 +66,6 @@ def emulation_scale(experiment: Experiment, model: ModelConfig) -> Scale:
     engine_bytes = model.request_bytes(engine_tokens, DTYPE)
     time_scale = min(emulate.time_scale, emulate.max_request_rate / peak_rate(planned))
     return Scale(time_scale, emulate.token_scale, profile.kv_bytes(tokens) / engine_bytes)
-
-
-def pacing_of(profile: Profile, scale: Scale) -> dict[str, Any]:
-    """The worker's pacing file: real seconds, by modelled prompt tokens and engine decode steps."""
-    real = profile.scaled(scale.time_scale)
-    table = real.to_pacing()
-    steps = scale.token_scale
-    max_batch = max(1, real.max_batch)
-    if real.decode is None:
-        step_s: list[list[float]] = [[1, 1.0]]
-        context_s = 0.0
-    else:
-        step_s = [[n, real.decode_step_s(n, 0) * steps] for n in range(1, max_batch + 1)]
-        context_s = real.decode.per_context_token_s * steps * scale.token_scale
-    return {
-        "prefill": {
-            "points": [
-                list(point)
-                for point in zip(table["prefill_tokens"], table["prefill_s"], strict=True)
-            ]
-        },
-        "decode": {
-            "step_s": step_s,
-            "max_batch": max_batch,
-            "context_s_per_token": context_s,
-            "phases": min(DECODE_PHASES, steps),
-        },
-    }
-
-
-def queue_words(experiment: Experiment, queue: QueueSpec, scale: Scale) -> dict[str, str]:
-    """Arguments by name of a worker that takes its prompts by `queue`: chunks in whole pages of
-    engine tokens, the objective in real seconds."""
-    if queue.discipline == FIFO.name:
-        return {}
-    page_tokens = experiment.emulate.page_tokens
-    chunk_pages = max(1, queue.chunk_tokens // (page_tokens * scale.token_scale))
-    return {
-        "queue-discipline": queue.discipline,
-        "queue-ageing": str(queue.ageing),
-        "slo-ttft-s": str(experiment.slo.ttft_s / scale.time_scale),
-        "step-tokens": str(chunk_pages * page_tokens),
-    }
 
 
 class LocalFleets:
@@ -200,12 +149,7 @@ class LocalFleet:
         self._nursery = await Nursery.start(self._folder)
         oracle = InstanceSpec(ORACLE, PD, Role.DECODE, "")
         await asyncio.gather(*(self._spawn(spec) for spec in [*specs, oracle]))
-        self.view = build_view(
-            specs,
-            {name: each.scaled(scale.time_scale) for name, each in self._owner.profiles.items()},
-            {pair: link.signals for pair, link in self.links.items()},
-        )
-        self.view.byte_scale = scale.byte_scale
+        self.view = self._build_view(specs)
         for each in self._workers.values():
             if each.exit_status is not None:
                 self.view.set_lost(each.spec.name, True)
@@ -258,11 +202,25 @@ class LocalFleet:
         await old.session.close()
         old.socket.unlink(missing_ok=True)
         await self._spawn(replace(old.spec, role=instance.role), instance.local_data.port)
+        self._back(name)
+
+    def _back(self, name: str) -> None:
+        """A lost worker stands again: it holds nothing, and may be chosen."""
         if self._keeper is not None and name != ORACLE:
             self._keeper.forget(name)
         self._watchers = [watcher for watcher in self._watchers if not watcher.done()]
         self._watchers.append(asyncio.ensure_future(self._watch(self._remote(name))))
         self.view.set_lost(name, False)
+
+    def _build_view(self, specs: list[InstanceSpec]) -> View:
+        scale = self.scale
+        view = build_view(
+            specs,
+            {name: each.scaled(scale.time_scale) for name, each in self._owner.profiles.items()},
+            {pair: link.signals for pair, link in self.links.items()},
+        )
+        view.byte_scale = scale.byte_scale
+        return view
 
     def _listen(self, source: str, sink: str) -> None:
         """Let the direction from `source` to `sink` know what the transport sees of it."""
@@ -407,31 +365,18 @@ class LocalFleet:
         )
 
     def _argv(self, spec: InstanceSpec, socket: Path, data_port: int) -> list[str]:
-        emulate = self._owner.experiment.emulate
-        oracle = spec.name == ORACLE
-        pacing = "none" if oracle else str(self._folder / f"{spec.cluster}.json")
+        owner = self._owner
+        pacing = "none" if spec.name == ORACLE else str(self._folder / f"{spec.cluster}.json")
         host = self._shaped.bind_host(spec.cluster) if self._shaped else "127.0.0.1"
-        words: dict[str, object] = {
-            "socket": socket,
-            "name": spec.name,
-            "cluster": spec.cluster,
-            "role": "both" if oracle else spec.role.value,
-            "model": emulate.model,
-            "device": emulate.device,
-            "dtype": DTYPE,
-            "seed": self._owner.experiment.seed,
-            "page-tokens": emulate.page_tokens,
-            "pages": self._owner.pages,
-            "slots": SLOTS,
-            "checkpoint-interval": self._owner.experiment.cache.interval_blocks,
-            "pacing": pacing,
+        words = {
+            "socket": str(socket),
+            **worker_words(
+                owner.experiment, self._configuration, spec, self.scale, owner.pages, pacing
+            ),
             "data-host": host,
-            "data-port": data_port,
-            "lanes": LANES,
+            "data-port": str(data_port),
         }
-        if not oracle:
-            words |= queue_words(self._owner.experiment, self._configuration.queue, self.scale)
-        argv = [word for key, value in words.items() for word in (f"--{key}", str(value))]
+        argv = [word for key, value in words.items() for word in (f"--{key}", value)]
         # The link's own namespaces hold nobody but this run's workers.
         return [*argv, "--allow-plain"] if self._shaped else argv
 

@@ -23,22 +23,14 @@ import aiohttp
 from engine.transport.security import Security, client_context
 from harness.errors import BadInput, NotReady
 from harness.experiment import ConfigurationSpec, Experiment
-from harness.fleets.local import (
-    DTYPE,
-    LANES,
-    ORACLE,
-    SLOTS,
-    LocalFleet,
-    LocalFleets,
-    pacing_of,
-    queue_words,
-)
+from harness.fleets.local import LocalFleet, LocalFleets
+from harness.fleets.worker_words import ORACLE, pacing_of, worker_words
 from harness.instances.remote import DataAddress
 from harness.ports import InstanceLost, InstanceSpec, Role
 from harness.ray.cluster import check_offers, join
 from harness.ray.host import Place, WorkerHost
 from harness.ray.link import DirectLink
-from harness.topology import PD, PRFAAS, build_view, instance_specs
+from harness.topology import PD, PRFAAS, instance_specs
 from workloads.request import Request
 
 #: Importing torch on a busy host, behind the placement of the actor.
@@ -141,12 +133,7 @@ class RayFleet(LocalFleet):
                 ends: DirectLink(*ends, rate_bps, rtt_s, partial(self._crossed_bytes, ends[0]))
                 for ends in ((PRFAAS, PD), (PD, PRFAAS))
             }
-        self.view = build_view(
-            specs,
-            {name: each.scaled(scale.time_scale) for name, each in self._owner.profiles.items()},
-            {pair: link.signals for pair, link in self.links.items()},
-        )
-        self.view.byte_scale = scale.byte_scale
+        self.view = self._build_view(specs)
         self.prefixes = self._directory(specs)
         self._watchers = [
             asyncio.ensure_future(self._watch(self._remote(name))) for name in self._hosts
@@ -174,11 +161,7 @@ class RayFleet(LocalFleet):
         host.sent_bytes = 0
         await self._spawn(replace(host.spec, role=instance.role))
         self._restarts += 1
-        if self._keeper is not None and name != ORACLE:
-            self._keeper.forget(name)
-        self._watchers = [watcher for watcher in self._watchers if not watcher.done()]
-        self._watchers.append(asyncio.ensure_future(self._watch(self._remote(name))))
-        self.view.set_lost(name, False)
+        self._back(name)
 
     def place(self, name: str) -> Place:
         """Where a worker stands now."""
@@ -246,29 +229,14 @@ class RayFleet(LocalFleet):
 
     def _start_words(self, spec: InstanceSpec) -> tuple[dict[str, str], list[str], dict[str, str]]:
         """The worker's arguments by name, its flags, and the files they name."""
-        experiment, emulate = self._owner.experiment, self._owner.experiment.emulate
-        oracle = spec.name == ORACLE
-        files = {}
-        if not oracle:
-            pacing = pacing_of(self._owner.profiles[spec.cluster], self.scale)
-            files["pacing.json"] = json.dumps(pacing)
-        words = {
-            "name": spec.name,
-            "cluster": spec.cluster,
-            "role": "both" if oracle else spec.role.value,
-            "model": emulate.model,
-            "device": emulate.device,
-            "dtype": DTYPE,
-            "seed": str(experiment.seed),
-            "page-tokens": str(emulate.page_tokens),
-            "pages": str(self._owner.pages),
-            "slots": str(SLOTS),
-            "checkpoint-interval": str(experiment.cache.interval_blocks),
-            "pacing": "none" if oracle else "file:pacing.json",
-            "lanes": str(LANES),
-        }
-        if not oracle:
-            words |= queue_words(experiment, self._configuration.queue, self.scale)
+        owner = self._owner
+        pacing, files = "none", {}
+        if spec.name != ORACLE:
+            pacing = "file:pacing.json"
+            files["pacing.json"] = json.dumps(pacing_of(owner.profiles[spec.cluster], self.scale))
+        words = worker_words(
+            owner.experiment, self._configuration, spec, self.scale, owner.pages, pacing
+        )
         folder = self._options.certificates
         if folder is None:
             return words, ["--allow-plain"], files

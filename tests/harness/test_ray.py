@@ -21,8 +21,8 @@ from engine.transport.certificates import make_authority, make_certificate
 from engine.transport.security import Security, client_context
 from harness import realtime
 from harness.chaos.emulate import experiment_of
-from harness.fleets.local import ORACLE
 from harness.fleets.ray import DRIVER, RayFleets, RayOptions
+from harness.fleets.worker_words import ORACLE
 from harness.measure import phase_requests
 from harness.phases import Phase
 from harness.policies.catalog import make_policy
