@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench bench-paper bench-speed bench-capacity bench-engine bench-gpu bench-transport bench-load bench-peers bench-scale-out bench-recording bench-nightly \
+.PHONY: help install bench bench-paper bench-speed bench-capacity bench-engine bench-gpu bench-transport bench-load bench-peers bench-scale-out bench-recording bench-memory bench-nightly \
         plan ablate routing studies fidelity test test-netem test-kernels test-oracle test-ray test-peers chaos lint format clean
 
 help:  ## list the targets
@@ -61,6 +61,9 @@ bench-scale-out: $(STAMP)  ## the comparison on a three-node Ray cluster here, a
 
 bench-recording: $(STAMP)  ## the share of a simulated run's CPU time that recording takes
 	$(BIN)/python benchmarks/recording.py
+
+bench-memory: $(STAMP)  ## what prompts of mixed length leave in the memory of a worker
+	$(BIN)/python benchmarks/memory.py
 
 bench-nightly: $(STAMP)  ## the nightly suite: measured, judged, added to the history
 	$(BIN)/prfaas nightly
