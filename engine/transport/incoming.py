@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
-from engine.transport.frames import Type
+from engine.transport.errors import FrameError
+from engine.transport.frames import Header, Type
 from engine.transport.messages import Commit, Key, Manifest, Reason
-from engine.transport.regions import ChunkPlan, Region
+from engine.transport.regions import ChunkPlan, Kind, Region
+from engine.transport.timing import Deadlines
 
 #: A transfer at the receiver: (the sender's incarnation, the sender's number of the transfer).
 Handle = tuple[int, int]
@@ -84,6 +87,16 @@ class Slot(NamedTuple):
     wire_bytes: int
 
 
+class Judged(NamedTuple):
+    """Numbers of chunks that lanes no longer write: `here` arrived as the sender hashed them,
+    `here_bytes` in all; of `damaged` the checksum differs; in `lost` the connection broke."""
+
+    here: list[int]
+    here_bytes: int
+    damaged: list[int]
+    lost: list[int]
+
+
 class IncomingState(Enum):
     """OFFERED waits for memory, ADMITTING for the application to take the verified cache, ABORTING
     for lanes that still write."""
@@ -114,6 +127,105 @@ class Incoming:
     answer: Type = Type.ABORTED
     reason: Reason = field(default_factory=lambda: Reason(""))
     since_s: float = 0.0
+
+    def grant(self, now: float) -> None:
+        """Memory for the whole of it is reserved."""
+        # Not before: an offer must cost its receiver next to nothing.
+        self.chunks = bytearray(self.plan.count)
+        self.checksums = array("Q", bytes(8 * self.plan.count))
+        self.state = IncomingState.GRANTED
+        self.since_s = now
+
+    def verified(self, commit: Commit) -> Verified:
+        """The event that asks the application to take it."""
+        return Verified(self.handle, self.key, self.manifest, commit, self.identity, self.instance)
+
+    def overdue(self, now: float, deadlines: Deadlines) -> tuple[Type, str] | None:
+        """How it ends, and why, where its lease or an answer's time has ended; else None."""
+        waited_s = now - self.since_s
+        if self.state in (IncomingState.OFFERED, IncomingState.GRANTED):
+            if now > self.lease_until_s:
+                return Type.ABORTED, "the sender's lease ended"
+            if self.state is IncomingState.OFFERED and waited_s > deadlines.grant_s:
+                return Type.REFUSE, "no memory was reserved in time"
+        if self.state is IncomingState.ADMITTING and waited_s > deadlines.admit_s:
+            return Type.ABORTED, "the cache was not admitted in time"
+        return None
+
+    def number_of(self, header: Header) -> int:
+        """The chunk that a DATA header names. Raises FrameError for one that the manifest does not
+        have."""
+        try:
+            region = Region(header.layer, Kind(header.kind))
+        except ValueError as error:
+            raise FrameError(f"region kind {header.kind}") from error
+        number = self.plan.number(region, header.chunk)
+        if number is None:
+            raise FrameError(f"chunk {header.chunk} of {region} is not in the manifest")
+        return number
+
+    def slots(
+        self,
+        rows: Sequence[tuple[int, int]],
+        wire_size: Callable[[Manifest, Kind, int], int],
+    ) -> list[Slot]:
+        """Where chunks go, given as (number, checksum). Raises FrameError for one that the manifest
+        does not have."""
+        handle, manifest, count, locate = (
+            self.handle,
+            self.manifest,
+            self.plan.count,
+            self.plan.locate,
+        )
+        slots: list[Slot] = []
+        for number, checksum in rows:
+            if number >= count:
+                raise FrameError(f"chunk {number} of {count} is not in the manifest")
+            region, _, start, size = locate(number)
+            wire_bytes = wire_size(manifest, region.kind, size) if manifest.codecs else size
+            slots.append(Slot(handle, number, region, start, size, checksum, wire_bytes))
+        return slots
+
+    def begin(self, slots: Sequence[Slot], until_s: float) -> tuple[list[Slot | int], list[int]]:
+        """A lane is about to read bodies: where each goes, or how many bytes to throw away; and the
+        numbers of those that are here already. `until_s`: end of the lease if any is written."""
+        chunks = self.chunks
+        places: list[Slot | int] = []
+        here: list[int] = []
+        for slot in slots:
+            state = chunks[slot.number]
+            if state == NOTHING:
+                # A chunk named twice is written once: the second finds the first WRITING.
+                chunks[slot.number] = WRITING
+                self.writers += 1
+                self.lease_until_s = until_s
+                places.append(slot)
+                continue
+            places.append(slot.wire_bytes)
+            if state == HERE:
+                here.append(slot.number)
+        return places, here
+
+    def end(self, slots: Sequence[Slot], checksums: Sequence[int | None]) -> Judged:
+        """A lane no longer writes these chunks. checksums: of the bodies as they arrived, None
+        where the connection broke."""
+        self.writers -= len(slots)
+        here: list[int] = []
+        damaged: list[int] = []
+        lost: list[int] = []
+        here_bytes = 0
+        for slot, checksum in zip(slots, checksums, strict=True):
+            number = slot.number
+            if checksum == slot.checksum:
+                self.chunks[number] = HERE
+                self.checksums[number] = checksum
+                here.append(number)
+                here_bytes += slot.size
+            else:
+                self.chunks[number] = NOTHING
+                (lost if checksum is None else damaged).append(number)
+        self.here += len(here)
+        return Judged(here, here_bytes, damaged, lost)
 
     def have(self) -> bytes:
         """Bitmap of the chunks that are here (bit n of byte n // 8)."""

@@ -26,7 +26,6 @@ from engine.transport.frames import (
     checksum,
     decode_header,
     decode_table,
-    encode_header,
 )
 from engine.transport.incoming import Handle, Slot
 from engine.transport.messages import Manifest
@@ -157,10 +156,7 @@ class SendLane(threading.Thread):
                 digests += [checksum(body) for body in views]
                 pieces = [view for body in views for view in body]
                 size = sum(map(len, pieces))
-                if len(tasks) > 1:
-                    head = sender.batch_head(tasks, size, digests)
-                else:
-                    head = encode_header(sender.data_header(tasks[0], size, digests[0]))
+                head = sender.head(tasks, size, digests)
                 wire_bytes = len(head) + size
                 send_views(sock, [head, *pieces])
             except BaseException:

@@ -23,7 +23,6 @@ from engine.transport.frames import (
     decode_header,
     decode_table,
     encode_frame,
-    encode_header,
 )
 from engine.transport.incoming import Aborted, Handle, Offered, Slot, Verified, Withdrawn
 from engine.transport.messages import Key, Manifest
@@ -164,12 +163,8 @@ class Network:
             source = self.sources[tasks[0].transfer]
             bodies = [source[t.region][t.start : t.start + t.size] for t in tasks]
             digests = [checksum([body]) for body in bodies]
-            size = sum(map(len, bodies))
-            if len(tasks) == 1:
-                head = encode_header(self.sender.data_header(tasks[0], size, digests[0]))
-            else:
-                head = self.sender.batch_head(tasks, size, digests)
-            data = head + b"".join(bodies)
+            body = b"".join(bodies)
+            data = self.sender.head(tasks, len(body), digests) + body
             if self._chance(self.faults.damage):
                 data = self._damage(data, HEADER_BYTES)
             self.lanes[lane].append(data)

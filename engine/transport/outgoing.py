@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from engine.transport.messages import Key, Manifest
 from engine.transport.regions import ChunkPlan, Region
+from engine.transport.timing import Deadlines
 
 
 class ChunkTask(NamedTuple):
@@ -77,16 +78,16 @@ class Outgoing:
     started_s: float
     state: OutgoingState = OutgoingState.OFFERED
     granted_once: bool = False
-    available: dict[Region, int] = field(default_factory=dict)
+    available: dict[Region, int] = field(init=False)  # bytes pushed
     ready: deque[int] = field(default_factory=deque)
     in_flight: dict[int, int] = field(default_factory=dict)  # chunk -> lane
     in_flight_bytes: int = 0
-    acked: bytearray = field(default_factory=bytearray)
+    acked: bytearray = field(init=False)
     acked_count: int = 0
     unacked_bytes: int = 0  # pushed, not yet acknowledged
-    hashed: bytearray = field(default_factory=bytearray)
+    hashed: bytearray = field(init=False)
     hashed_count: int = 0
-    checksums: array[int] = field(default_factory=lambda: array("Q"))
+    checksums: array[int] = field(init=False)
     corrupt: dict[int, int] = field(default_factory=dict)  # chunk -> times found corrupt
     credit_bytes: int = 0
     commit: tuple[int, dict] | None = None  # first_token, meta
@@ -100,6 +101,13 @@ class Outgoing:
     reason: str = ""
     retryable: bool = True
     waiting_since_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        count = self.plan.count
+        self.available = {item.region: 0 for item in self.manifest.regions}
+        self.acked = bytearray(count)
+        self.hashed = bytearray(count)
+        self.checksums = array("Q", bytes(8 * count))
 
     def push(self, region: Region, size: int) -> None:
         """`size` further bytes of `region` are there. Raises ValueError beyond the manifest."""
@@ -191,3 +199,46 @@ class Outgoing:
                     and number not in queued
                     and number not in self.in_flight
                 )
+
+    @property
+    def commit_due(self) -> bool:
+        """Whether a commit was asked for and can go out: every chunk was sent once."""
+        return (
+            self.commit is not None
+            and not self.commit_sent
+            and self.state is OutgoingState.GRANTED
+            and self.hashed_count == self.plan.count
+        )
+
+    def overdue(self, now: float, deadlines: Deadlines) -> str:
+        """What the receiver has not answered in its time; empty while it still has time."""
+        waited_s = now - self.waiting_since_s
+        if (
+            self.state is OutgoingState.OFFERED
+            and waited_s > deadlines.grant_s + deadlines.give_up_s
+        ):
+            return "no grant in time"
+        if (
+            self.state is OutgoingState.GRANTED
+            and self.commit_sent
+            and self.acked_count == self.plan.count
+            and waited_s > deadlines.admit_s + deadlines.give_up_s
+        ):
+            return "no answer to the commit in time"
+        return ""
+
+    def ended(self, now: float) -> Ended:
+        """Its last event."""
+        return Ended(
+            self.id,
+            self.key,
+            self.committed,
+            self.reason,
+            self.retryable,
+            self.refused,
+            self.wire_bytes,
+            self.resent,
+            self.digest,
+            self.started_s,
+            now,
+        )

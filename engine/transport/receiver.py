@@ -12,17 +12,14 @@ each DATA header a lane calls `begin_chunk`, fills the memory named, and calls `
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from engine.transport.acknowledgements import Acknowledgements
 from engine.transport.errors import FrameError
 from engine.transport.frames import ROW_BYTES, Frame, Header, Type, control_frame
 from engine.transport.history import History, Past
 from engine.transport.incoming import (
-    HERE,
-    NOTHING,
-    WRITING,
     Aborted,
     Denied,
     Handle,
@@ -31,11 +28,9 @@ from engine.transport.incoming import (
     Offered,
     ReceiverEvent,
     Slot,
-    Verified,
     Withdrawn,
 )
 from engine.transport.messages import (
-    MAX_LISTED,
     Commit,
     Grant,
     Key,
@@ -45,7 +40,7 @@ from engine.transport.messages import (
     decode_numbers,
     encode_numbers,
 )
-from engine.transport.regions import ChunkPlan, Kind, Region
+from engine.transport.regions import ChunkPlan, Kind
 from engine.transport.timing import Deadlines, Limits
 from engine.transport.verify import digest_of
 
@@ -74,8 +69,7 @@ class Receiver:
         self._peers: dict[int, tuple[str, int]] = {}
         self._transfers: dict[Handle, Incoming] = {}
         self._history = History(limits.remembered)
-        self._acks: dict[Handle, list[int]] = {}
-        self._unacked_bytes = 0
+        self._acks = Acknowledgements(limits.credit_bytes)
 
     # --- connections -------------------------------------------------------------------------
 
@@ -103,7 +97,7 @@ class Receiver:
         handle = (source, header.transfer)
         match header.type:
             case Type.PING:
-                self._emit(source, Type.PONG)
+                self._emit((source, 0), Type.PONG)
             case Type.LEASE:
                 for number in decode_numbers(frame.body, "Q"):
                     self._renew(now, (source, number))
@@ -119,42 +113,27 @@ class Receiver:
     def tick(self, now: float) -> None:
         """Leases that ended, answers that did not come."""
         for transfer in list(self._transfers.values()):
-            if transfer.state in (IncomingState.OFFERED, IncomingState.GRANTED):
-                if now > transfer.lease_until_s:
-                    self._abort(transfer, Type.ABORTED, Reason("the sender's lease ended"))
-                elif (
-                    transfer.state is IncomingState.OFFERED
-                    and now - transfer.since_s > self._deadlines.grant_s
-                ):
-                    self._refuse_open(transfer, Reason("no memory was reserved in time"))
-            elif (
-                transfer.state is IncomingState.ADMITTING
-                and now - transfer.since_s > self._deadlines.admit_s
-            ):
-                self._abort(transfer, Type.ABORTED, Reason("the cache was not admitted in time"))
+            overdue = transfer.overdue(now, self._deadlines)
+            if overdue is not None:
+                answer, why = overdue
+                self._abort(transfer, answer, Reason(why))
 
     def flush_acks(self) -> None:
         """Turn chunks that arrived since the last call into ACK frames."""
-        for handle, numbers in self._acks.items():
+        for handle, numbers in self._acks.take():
             key = self._key_of(handle)
-            if key is None:
-                continue
-            for at in range(0, len(numbers), MAX_LISTED):
-                body = encode_numbers(numbers[at : at + MAX_LISTED])
-                self._emit(handle[0], Type.ACK, handle[1], key.attempt, body)
-        self._acks.clear()
-        self._unacked_bytes = 0
+            if key is not None:
+                self._emit(handle, Type.ACK, key.attempt, encode_numbers(numbers))
 
     @property
     def acks_due(self) -> bool:
-        """Whether acknowledgements should go out now. Until then they can wait for the next tick:
-        they only return credit, and an eighth of it does not stop a sender."""
-        return self._unacked_bytes * 8 >= self._limits.credit_bytes
+        """Whether acknowledgements should not wait for the next tick."""
+        return self._acks.due
 
     @property
     def wants_service(self) -> bool:
         """Whether something should go out now."""
-        return bool(self.events or self.outbox or self.acks_due)
+        return bool(self.events or self.outbox or self._acks.due)
 
     # --- what the application answers --------------------------------------------------------
 
@@ -163,11 +142,7 @@ class Receiver:
         transfer = self._transfers.get(handle)
         if transfer is None or transfer.state is not IncomingState.OFFERED:
             return False
-        # Not before: an offer must cost its receiver next to nothing.
-        transfer.chunks = bytearray(transfer.plan.count)
-        transfer.checksums = array("Q", bytes(8 * transfer.plan.count))
-        transfer.state = IncomingState.GRANTED
-        transfer.since_s = now
+        transfer.grant(now)
         # The wait for memory must not eat the lease.
         transfer.lease_until_s = max(transfer.lease_until_s, now + self._deadlines.give_up_s)
         self._send_grant(transfer)
@@ -177,7 +152,8 @@ class Receiver:
         """No memory will be reserved."""
         transfer = self._transfers.get(handle)
         if transfer is not None and transfer.state is IncomingState.OFFERED:
-            self._refuse_open(transfer, Reason(text, retryable), withdraw=False)
+            del self._transfers[handle]
+            self._refuse(handle, transfer.key, Reason(text, retryable))
 
     def admit(self, handle: Handle) -> bool:
         """The application took the cache over. False: it came too late, the transfer is aborted."""
@@ -186,7 +162,7 @@ class Receiver:
             return False
         del self._transfers[handle]
         self._remember(transfer, Type.COMMITTED, Reason(""))
-        self._emit(handle[0], Type.COMMITTED, handle[1], transfer.key.attempt)
+        self._emit(handle, Type.COMMITTED, transfer.key.attempt)
         return True
 
     def reject(self, handle: Handle, text: str) -> None:
@@ -206,27 +182,17 @@ class Receiver:
     def begin_chunk(self, now: float, header: Header) -> Slot | None:
         """Where the body of a DATA frame goes, or None: read it and throw it away (late, doubled,
         or of a transfer that ended). Raises FrameError for a chunk the manifest does not have."""
-        handle = (header.source, header.transfer)
-        if header.target != self.incarnation:
-            raise FrameError("chunk for another incarnation")
-        transfer = self._transfers.get(handle)
-        if transfer is None or transfer.key.attempt != header.attempt:
+        transfer = self._addressed(header)
+        if transfer is None:
             return None
-        try:
-            region = Region(header.layer, Kind(header.kind))
-        except ValueError as error:
-            raise FrameError(f"region kind {header.kind}") from error
-        number = transfer.plan.number(region, header.chunk)
-        if number is None:
-            raise FrameError(f"chunk {header.chunk} of {region} is not in the manifest")
-        slot = self._slot(transfer, number, header.checksum)
+        row = (transfer.number_of(header), header.checksum)
+        (slot,) = transfer.slots([row], self._wire_size)
         if header.body_bytes != slot.wire_bytes:
             raise FrameError(
                 f"chunk of {header.body_bytes} bytes, the manifest says {slot.wire_bytes}"
             )
-        if transfer.state is not IncomingState.GRANTED:
-            return None
-        return slot if self._begin(now, transfer, number) else None
+        places = self._begin(now, transfer, [slot])
+        return slot if places and places[0] is slot else None
 
     def begin_batch(
         self, now: float, header: Header, rows: Sequence[tuple[int, int]]
@@ -234,26 +200,14 @@ class Receiver:
         """Where the bodies of a BATCH go, in their order: a slot, or how many bytes to throw away.
         None: throw all of them away. Raises FrameError for chunks that the manifest does not have,
         or whose bytes do not add up to the frame's."""
-        handle = (header.source, header.transfer)
-        if header.target != self.incarnation:
-            raise FrameError("chunks for another incarnation")
-        transfer = self._transfers.get(handle)
-        if transfer is None or transfer.key.attempt != header.attempt:
+        transfer = self._addressed(header)
+        if transfer is None:
             return None
-        count = transfer.plan.count
-        for number, _ in rows:
-            if number >= count:
-                raise FrameError(f"chunk {number} of {count} is not in the manifest")
-        slots = [self._slot(transfer, number, checksum) for number, checksum in rows]
+        slots = transfer.slots(rows, self._wire_size)
         expected = sum([slot.wire_bytes for slot in slots]) + len(rows) * ROW_BYTES
         if header.body_bytes != expected:
             raise FrameError(f"batch of {header.body_bytes} bytes, the manifest says {expected}")
-        if transfer.state is not IncomingState.GRANTED:
-            return None
-        # A chunk named twice is written once: the second finds the first WRITING.
-        return [
-            slot if self._begin(now, transfer, slot.number) else slot.wire_bytes for slot in slots
-        ]
+        return self._begin(now, transfer, slots)
 
     def end_chunk(self, now: float, slot: Slot, checksum: int | None) -> None:
         """The lane no longer writes into the chunk's memory. `checksum`: of the body as it arrived;
@@ -264,26 +218,13 @@ class Receiver:
         """`end_chunk` of chunks of one transfer, at least one."""
         handle = slots[0].handle
         transfer = self._transfers[handle]
-        transfer.writers -= len(slots)
-        acks = self._acks.setdefault(handle, [])
-        lost: list[int] = []
-        damaged: list[int] = []
-        for slot, checksum in zip(slots, checksums, strict=True):
-            number = slot.number
-            if checksum == slot.checksum:
-                transfer.chunks[number] = HERE
-                transfer.checksums[number] = checksum
-                transfer.here += 1
-                acks.append(number)
-                self._unacked_bytes += slot.size
-            else:
-                transfer.chunks[number] = NOTHING
-                (lost if checksum is None else damaged).append(number)
+        judged = transfer.end(slots, checksums)
+        self._acks.owe(handle, judged.here, judged.here_bytes)
         if transfer.state is IncomingState.GRANTED:
             # Also after a broken connection: another copy of the chunk may have been thrown away
             # while this one was being written.
-            self._ask_again(transfer, Type.LOST, lost)
-            self._ask_again(transfer, Type.NACK, damaged)
+            self._ask_again(transfer, Type.LOST, judged.lost)
+            self._ask_again(transfer, Type.NACK, judged.damaged)
         if transfer.state is IncomingState.ABORTING:
             self._maybe_release(transfer)
         else:
@@ -291,9 +232,8 @@ class Receiver:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _emit(
-        self, source: int, type_: Type, transfer: int = 0, attempt: int = 0, body: bytes = b""
-    ) -> None:
+    def _emit(self, handle: Handle, type_: Type, attempt: int = 0, body: bytes = b"") -> None:
+        source, transfer = handle
         frame = control_frame(
             type_,
             source=self.incarnation,
@@ -304,32 +244,29 @@ class Receiver:
         )
         self.outbox.append((source, frame))
 
-    def _ack(self, handle: Handle, number: int) -> None:
-        self._acks.setdefault(handle, []).append(number)
+    def _addressed(self, header: Header) -> Incoming | None:
+        """The transfer that chunks belong to, or None: it is not, or no longer, known. Raises
+        FrameError for chunks of another life."""
+        if header.target != self.incarnation:
+            raise FrameError("chunks for another incarnation")
+        transfer = self._transfers.get((header.source, header.transfer))
+        if transfer is None or transfer.key.attempt != header.attempt:
+            return None
+        return transfer
 
-    def _slot(self, transfer: Incoming, number: int, checksum: int) -> Slot:
-        region, _, start, size = transfer.plan.locate(number)
-        wire_bytes = size
-        if transfer.manifest.codecs:
-            wire_bytes = self._wire_size(transfer.manifest, region.kind, size)
-        return Slot(transfer.handle, number, region, start, size, checksum, wire_bytes)
-
-    def _begin(self, now: float, transfer: Incoming, number: int) -> bool:
-        """Whether a lane is to write the chunk."""
-        state = transfer.chunks[number]
-        if state != NOTHING:
-            if state == HERE:
-                self._ack(transfer.handle, number)  # the acknowledgement may have been lost
-            return False
-        transfer.chunks[number] = WRITING
-        transfer.writers += 1
-        transfer.lease_until_s = now + self._deadlines.give_up_s
-        return True
+    def _begin(
+        self, now: float, transfer: Incoming, slots: Sequence[Slot]
+    ) -> list[Slot | int] | None:
+        if transfer.state is not IncomingState.GRANTED:
+            return None
+        places, here = transfer.begin(slots, now + self._deadlines.give_up_s)
+        if here:
+            self._acks.owe(transfer.handle, here)  # the acknowledgement may have been lost
+        return places
 
     def _ask_again(self, transfer: Incoming, type_: Type, numbers: Sequence[int]) -> None:
         if numbers:
-            source, id_ = transfer.handle
-            self._emit(source, type_, id_, transfer.key.attempt, encode_numbers(numbers))
+            self._emit(transfer.handle, type_, transfer.key.attempt, encode_numbers(numbers))
 
     def _key_of(self, handle: Handle) -> Key | None:
         transfer = self._transfers.get(handle)
@@ -338,18 +275,23 @@ class Receiver:
         past = self._history.of(handle)
         return None if past is None else past.key
 
+    def _said_again(self, handle: Handle) -> bool:
+        """A transfer that has ended is answered as it was then. False: it has not."""
+        past = self._history.of(handle)
+        if past is None:
+            return False
+        self._emit(handle, past.answer, past.key.attempt, past.reason.encode())
+        return True
+
     def _renew(self, now: float, handle: Handle) -> None:
         transfer = self._transfers.get(handle)
         if transfer is not None:
             transfer.lease_until_s = now + self._deadlines.give_up_s
 
     def _on_offer(self, now: float, handle: Handle, offer: Offer) -> None:
-        source, id_ = handle
-        key = offer.key
-        past = self._history.of(handle)
-        if past is not None:
-            self._emit(source, past.answer, id_, past.key.attempt, past.reason.encode())
+        if self._said_again(handle):
             return
+        source, key = handle[0], offer.key
         known = self._transfers.get(handle)
         if known is not None:
             if known.key != key or known.manifest != offer.manifest:
@@ -363,13 +305,13 @@ class Receiver:
         why_not = self._authorise(identity, manifest)
         if why_not:
             self.events.append(Denied(handle, key, manifest, identity, instance, why_not))
-            self._refuse_new(handle, key, Reason(why_not, retryable=False))
+            self._refuse(handle, key, Reason(why_not, retryable=False))
             return
         if key.attempt < self._history.newest_attempt(key.request_id):
-            self._refuse_new(handle, key, Reason("a later attempt exists", retryable=False))
+            self._refuse(handle, key, Reason("a later attempt exists", retryable=False))
             return
         if sum(h[0] == source for h in self._transfers) >= self._limits.max_transfers:
-            self._refuse_new(handle, key, Reason("too many transfers of this peer are open"))
+            self._refuse(handle, key, Reason("too many transfers of this peer are open"))
             return
         for other in list(self._transfers.values()):
             # One whose commit is being answered ends by that answer, not by this offer.
@@ -386,14 +328,11 @@ class Receiver:
         self.events.append(Offered(handle, key, manifest, identity))
 
     def _send_grant(self, transfer: Incoming) -> None:
-        source, id_ = transfer.handle
         body = Grant(self._limits.credit_bytes, transfer.have()).encode()
-        self._emit(source, Type.GRANT, id_, transfer.key.attempt, body)
+        self._emit(transfer.handle, Type.GRANT, transfer.key.attempt, body)
 
     def _on_commit(self, now: float, handle: Handle, header: Header, commit: Commit) -> None:
-        past = self._history.of(handle)
-        if past is not None:
-            self._emit(handle[0], past.answer, handle[1], past.key.attempt, past.reason.encode())
+        if self._said_again(handle):
             return
         transfer = self._transfers.get(handle)
         if (
@@ -414,9 +353,9 @@ class Receiver:
                 self._abort(transfer, Type.CANCELLED, Reason("cancelled by the sender"))
             transfer.answer = Type.CANCELLED
         elif past is not None and past.answer is Type.COMMITTED:
-            self._emit(handle[0], Type.COMMITTED, handle[1], attempt)
+            self._emit(handle, Type.COMMITTED, attempt)
         elif transfer is None:
-            self._emit(handle[0], Type.CANCELLED, handle[1], attempt)
+            self._emit(handle, Type.CANCELLED, attempt)
         # ADMITTING: the commit came first; its answer ends the transfer.
 
     def _maybe_verify(self, now: float, transfer: Incoming) -> None:
@@ -431,26 +370,11 @@ class Receiver:
             return
         transfer.state = IncomingState.ADMITTING
         transfer.since_s = now
-        self.events.append(
-            Verified(
-                transfer.handle,
-                transfer.key,
-                transfer.manifest,
-                transfer.commit,
-                transfer.identity,
-                transfer.instance,
-            )
-        )
+        self.events.append(transfer.verified(transfer.commit))
 
-    def _refuse_new(self, handle: Handle, key: Key, reason: Reason) -> None:
+    def _refuse(self, handle: Handle, key: Key, reason: Reason) -> None:
         self._history.ended(handle, Past(key, Type.REFUSE, reason))
-        self._emit(handle[0], Type.REFUSE, handle[1], key.attempt, reason.encode())
-
-    def _refuse_open(self, transfer: Incoming, reason: Reason, withdraw: bool = True) -> None:
-        del self._transfers[transfer.handle]
-        if withdraw:
-            self.events.append(Withdrawn(transfer.handle, transfer.key, reason.text))
-        self._refuse_new(transfer.handle, transfer.key, reason)
+        self._emit(handle, Type.REFUSE, key.attempt, reason.encode())
 
     def _abort(self, transfer: Incoming, answer: Type, reason: Reason) -> None:
         if transfer.state is IncomingState.ABORTING:
@@ -473,9 +397,9 @@ class Receiver:
 
     def _finish(self, transfer: Incoming) -> None:
         self._remember(transfer, transfer.answer, transfer.reason)
-        source, id_ = transfer.handle
-        self._emit(source, transfer.answer, id_, transfer.key.attempt, transfer.reason.encode())
+        body = transfer.reason.encode()
+        self._emit(transfer.handle, transfer.answer, transfer.key.attempt, body)
 
     def _remember(self, transfer: Incoming, answer: Type, reason: Reason) -> None:
-        self._acks.pop(transfer.handle, None)
+        self._acks.forget(transfer.handle)
         self._history.ended(transfer.handle, Past(transfer.key, answer, reason))

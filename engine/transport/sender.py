@@ -11,19 +11,11 @@ comes only when no lane still reads from it.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Sequence
 
-from engine.transport.frames import (
-    Frame,
-    Header,
-    Type,
-    control_frame,
-    encode_header,
-    encode_table,
-)
-from engine.transport.frames import checksum as checksum_of
+from engine.transport.frames import Frame, Type, control_frame
+from engine.transport.heads import head_of
 from engine.transport.messages import (
     Commit,
     Grant,
@@ -36,7 +28,6 @@ from engine.transport.messages import (
 )
 from engine.transport.outgoing import (
     ChunkTask,
-    Ended,
     Granted,
     Outgoing,
     OutgoingState,
@@ -76,10 +67,6 @@ class Sender:
         manifest.validate()
         plan = ChunkPlan(manifest.regions, manifest.chunk_bytes)
         transfer = Outgoing(self._next_id, key, manifest, plan, started_s=now, waiting_since_s=now)
-        transfer.acked = bytearray(plan.count)
-        transfer.hashed = bytearray(plan.count)
-        transfer.checksums = array("Q", bytes(8 * plan.count))
-        transfer.available = {item.region: 0 for item in manifest.regions}
         self._next_id += 1
         if not self._transfers:
             self.heard_s = now  # silence counts from the time there was something to say
@@ -168,6 +155,12 @@ class Sender:
     def next_chunk(self, now: float, lane: int) -> ChunkTask | None:
         """One chunk, or None."""
         return next(iter(self.next_chunks(now, lane)), None)
+
+    def head(
+        self, tasks: Sequence[ChunkTask], bodies_bytes: int, checksums: Sequence[int]
+    ) -> bytes:
+        """What goes before the bodies of chunks that a lane took together. See `head_of`."""
+        return head_of(tasks, bodies_bytes, checksums, self.incarnation, self.peer_incarnation)
 
     def chunk_sent(
         self, now: float, task: ChunkTask, checksum: int | None, wire_bytes: int
@@ -294,21 +287,9 @@ class Sender:
                 retryable=True,
             )
         for transfer in list(self._transfers.values()):
-            waited = now - transfer.waiting_since_s
-            if (
-                transfer.state is OutgoingState.OFFERED
-                and waited > deadlines.grant_s + deadlines.give_up_s
-            ):
-                transfer.reason, transfer.retryable = "no grant in time", True
-                self._cancel_for_retry(transfer)
-            elif (
-                transfer.state is OutgoingState.GRANTED
-                and transfer.acked_count == transfer.plan.count
-                and transfer.commit_sent
-                and waited > deadlines.admit_s + deadlines.give_up_s
-            ):
-                transfer.reason, transfer.retryable = "no answer to the commit in time", True
-                self._cancel_for_retry(transfer)
+            why = transfer.overdue(now, deadlines)
+            if why:
+                self._cancel_for_retry(transfer, why)
         owners = {lane for t in self._transfers.values() for lane in t.in_flight.values()}
         for lane in [lane for lane in self._lane_progress if lane not in owners]:
             del self._lane_progress[lane]
@@ -339,39 +320,6 @@ class Sender:
 
     def _offer(self, transfer: Outgoing) -> None:
         self._emit(Type.OFFER, transfer, Offer(transfer.key, transfer.manifest).encode())
-
-    def data_header(self, task: ChunkTask, body_bytes: int, checksum: int) -> Header:
-        """The header that a lane puts before the chunk's body."""
-        return Header(
-            Type.DATA,
-            body_bytes,
-            task.attempt,
-            self.incarnation,
-            self.peer_incarnation,
-            task.transfer,
-            task.region.layer,
-            int(task.region.kind),
-            task.chunk,
-            checksum,
-        )
-
-    def batch_head(
-        self, tasks: Sequence[ChunkTask], bodies_bytes: int, checksums: Sequence[int]
-    ) -> bytes:
-        """Header and table that a lane puts before the bodies of chunks of one transfer."""
-        rows = [(task.number, digest) for task, digest in zip(tasks, checksums, strict=True)]
-        table = encode_table(rows)
-        header = Header(
-            Type.BATCH,
-            len(table) + bodies_bytes,
-            tasks[0].attempt,
-            self.incarnation,
-            self.peer_incarnation,
-            tasks[0].transfer,
-            chunk=len(rows),
-            checksum=checksum_of([table]),
-        )
-        return encode_header(header) + table
 
     def _granted(self, now: float, transfer: Outgoing, grant: Grant) -> None:
         if transfer.state is not OutgoingState.OFFERED:
@@ -408,27 +356,21 @@ class Sender:
         transfer.land(number)
         if seen > self._limits.max_resends:
             region, index, _, _ = transfer.plan.locate(number)
-            transfer.reason = f"chunk {index} of {region} arrived damaged {seen} times"
-            transfer.retryable = True
-            self._cancel_for_retry(transfer)
+            why = f"chunk {index} of {region} arrived damaged {seen} times"
+            self._cancel_for_retry(transfer, why)
         elif number not in transfer.ready:
             transfer.ready.appendleft(number)
 
-    def _cancel_for_retry(self, transfer: Outgoing) -> None:
+    def _cancel_for_retry(self, transfer: Outgoing, reason: str) -> None:
         transfer.state = OutgoingState.CANCELLING
+        transfer.reason, transfer.retryable = reason, True
         transfer.ready.clear()
         if self.connected:
             self._emit(Type.CANCEL, transfer)
 
     def _maybe_commit(self, transfer: Outgoing) -> None:
         """Commit goes out when every chunk was sent once: it then needs no extra round trip."""
-        if (
-            transfer.state is not OutgoingState.GRANTED
-            or transfer.commit is None
-            or transfer.commit_sent
-            or transfer.hashed_count < transfer.plan.count
-            or not self.connected
-        ):
+        if transfer.commit is None or not transfer.commit_due or not self.connected:
             return
         transfer.commit_sent = True
         transfer.digest = digest_of(transfer.checksums)
@@ -449,18 +391,4 @@ class Sender:
         if transfer.state is not OutgoingState.ENDING or transfer.readers:
             return
         del self._transfers[transfer.id]
-        self.events.append(
-            Ended(
-                transfer.id,
-                transfer.key,
-                transfer.committed,
-                transfer.reason,
-                transfer.retryable,
-                transfer.refused,
-                transfer.wire_bytes,
-                transfer.resent,
-                transfer.digest,
-                transfer.started_s,
-                now,
-            )
-        )
+        self.events.append(transfer.ended(now))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.transport.frames import checksum, encode_header
+from engine.transport.frames import checksum
 from engine.transport.outbound import Peer
 from engine.transport.outgoing import ChunkTask
 from engine.transport.regions import RangeList, Region
@@ -128,7 +128,7 @@ class Session:
         views = self.plane.arena.views(ranges)
         body = b"".join(views)
         digest = checksum([body])
-        data = encode_header(self.sender.data_header(task, len(body), digest)) + body
+        data = self.sender.head([task], len(body), [digest]) + body
         lane.task = task
 
         def sent() -> None:

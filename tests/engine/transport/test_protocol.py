@@ -484,7 +484,7 @@ def test_lease_ends_when_the_sender_forgets() -> None:
 def test_more_acknowledgements_than_a_frame_may_list() -> None:
     receiver = Receiver(22)
     receiver._history.ended((11, 1), Past(Key("r"), Type.COMMITTED, Reason("")))
-    receiver._acks[11, 1] = list(range(70_000))
+    receiver._acks.owe((11, 1), range(70_000))
     receiver.flush_acks()
     counts = [len(decode_numbers(frame.body)) for _, frame in receiver.outbox]
     assert counts == [65_536, 4_464]
