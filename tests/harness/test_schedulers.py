@@ -156,6 +156,25 @@ def test_after_a_jump_lengths_from_before_it_do_not_count(jump_s: float, factor:
     assert now.tolist() == seen[-len(now) :].tolist()
 
 
+def test_fewer_cached_prompts_are_no_longer_prompts() -> None:
+    """An increment in seven is next to nothing at first, none at the end; prompts stay the same."""
+    times, seen, _ = a_window_of(lambda time_s: 1.0)
+    cached = np.random.default_rng(2).random(len(times)) < 0.15 * (1.0 - times / 2400.0)
+    now = as_of(2400.0, times, np.where(cached, 1.0, seen), 600.0, 2.0)
+    assert now.mean() == pytest.approx(seen.mean(), rel=0.05)
+
+
+def test_lengths_that_come_together_are_alike_by_chance() -> None:
+    """Sixty requests at a time about one document: a sixtieth as many independent lengths."""
+    times = np.arange(0.0, 2400.0, 0.25)
+    moved = 0
+    for seed in range(30):
+        documents = STEADY.sample(np.random.default_rng(seed), len(times) // 60, True)
+        seen = np.repeat(documents, 60).astype(float)
+        moved += as_of(2400.0, times, seen, 600.0, 2.0).tolist() != seen.tolist()
+    assert moved <= 4  # taken for independent ones they would be moved each time
+
+
 def test_the_short_window_and_lengths_at_one_time_are_taken_as_they_are() -> None:
     times, seen, _ = a_window_of(lambda time_s: 1.0 + time_s)
     assert as_of(2400.0, times[-2000:], seen[-2000:], 600.0, 2.0).tolist() == seen[-2000:].tolist()
