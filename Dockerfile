@@ -8,16 +8,16 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG EXTRAS=engine,dev
 
 # iproute2 shapes the link where the container may (--cap-add NET_ADMIN --cap-add SYS_ADMIN);
-# without those capabilities the userspace relay does.
+# without those capabilities the userspace relay does. gcc builds the modules in C.
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends iproute2 make python3 python3-pip python3-venv \
+ && apt-get install --yes --no-install-recommends gcc iproute2 libc6-dev make python3 python3-dev python3-pip python3-venv \
  && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /prfaas-bench
 RUN python3 -m venv .venv \
  && .venv/bin/python -m pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" "${TORCH}"
 
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY workloads workloads
 COPY engine engine
 COPY results results

@@ -6,6 +6,7 @@ STAMP  := $(VENV)/.installed
 # The exact version has a CPU build on the index used here; a range would bring a CUDA build of
 # several GB. A machine with its own torch may set TORCH.
 TORCH  ?= torch==2.13.0
+IN_C   := $(shell find engine harness results workloads -name '_*.c')
 
 .DEFAULT_GOAL := help
 .PHONY: help install bench bench-paper bench-speed bench-capacity bench-engine bench-gpu bench-transport bench-load bench-peers bench-scale-out bench-recording bench-memory bench-nightly \
@@ -14,7 +15,7 @@ TORCH  ?= torch==2.13.0
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml setup.py $(IN_C)
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "prfaas-bench needs Python 3.11 or newer, found " + sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip

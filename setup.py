@@ -1,0 +1,23 @@
+"""Builds the modules in C where there is a compiler; without one each has its twin in Python.
+
+A module in C lies beside its twin and has the same name with an underscore. All else about the
+package is in pyproject.toml.
+"""
+
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            ".".join(source.with_suffix("").parts),
+            [str(source)],
+            extra_compile_args=["-O3"],
+            # A failed build is a warning: what it would have built is faster, and nothing else.
+            optional=True,
+        )
+        for package in ("engine", "harness", "results", "workloads")
+        for source in sorted(Path(package).glob("**/_*.c"))
+    ]
+)
