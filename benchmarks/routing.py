@@ -18,12 +18,13 @@ import numpy as np
 
 from engine.cache.keys import keys_of_ids
 from engine.cache.pool import CacheEvent, Group
+from harness.accounts import DecodePool, PrefillPool
 from harness.directory import PrefixDirectory
 from harness.policies.catalog import make_policy, policy_names
 from harness.ports import LinkSignals
 from harness.profiles import load_profile
 from harness.topology import PD, PRFAAS
-from harness.view import DecodePool, PrefillPool, View
+from harness.view import View
 from workloads.lengths import TruncatedLogNormal
 from workloads.request import Request
 

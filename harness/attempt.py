@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 
+from harness.accounts import Path
 from harness.policies.base import Decision
 from harness.ports import (
     DecodeDone,
@@ -14,7 +15,7 @@ from harness.ports import (
     PrefillDone,
     PrefillJob,
 )
-from harness.view import Path, View
+from harness.view import View
 from workloads.request import Request
 
 

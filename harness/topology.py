@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from harness.accounts import DecodePool, PrefillPool, WorkModel
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.ports import InstanceSpec, LinkSignals, Role
-from harness.view import DecodePool, PrefillPool, View, WorkModel
+from harness.view import View
 
 #: The two clusters of the paper: remote compute-dense prefill, and local prefill and decode.
 PRFAAS, PD = "prfaas", "pd"

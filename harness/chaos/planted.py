@@ -23,10 +23,10 @@ from engine.transport.reservations import Reservations
 from engine.transport.sender import Sender
 from engine.worker.arrivals import Arrivals
 from engine.worker.courier import Courier
+from harness.accounts import DecodePool, PrefillPool
 from harness.instances.remote import RemoteInstance
 from harness.router import Router
 from harness.schedulers.roles import Roles
-from harness.view import DecodePool, PrefillPool
 
 T = TypeVar("T")
 Plant = Callable[[], contextlib.AbstractContextManager[Any]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from harness.view import PrefillPool, View
+from harness.accounts import PrefillPool
+from harness.view import View
 from workloads.request import Request
 
 

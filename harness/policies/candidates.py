@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.accounts import PrefillPool
 from harness.policies.base import Decision, NoRoute
-from harness.view import PrefillPool, View
+from harness.view import View
 from workloads.request import Request
 
 #: Instances with a longer prefix than the least loaded one that are looked at.

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.accounts import PrefillPool
 from harness.policies.base import Decision
 from harness.policies.candidates import candidate, decide, hit_tokens, no_prefill
 from harness.policies.parameters import parameter
-from harness.view import PrefillPool, View
+from harness.view import View
 from workloads.request import Request
 
 _GOLDEN_64 = 0x9E3779B97F4A7C15

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from harness.accounts import Path
 from harness.planner import Deployment, best_threshold
 from harness.policies.parameters import parameter
 from harness.policies.prfaas import Controls
 from harness.scale import Scale
 from harness.schedulers.traffic import Traffic
-from harness.view import Path, View
+from harness.view import View
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.accounts import DecodePool, PrefillPool
 from harness.policies.base import Decision, Policy
 from harness.policies.static import Balanced, Homogeneous, Naive, PrfaasStatic
 from harness.topology import PD, PRFAAS
-from harness.view import DecodePool, PrefillPool, View
+from harness.view import View
 from workloads.request import Request
 
 #: The four configurations of the comparison, by the policies that make them.

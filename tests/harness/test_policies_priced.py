@@ -7,6 +7,7 @@ import heapq
 import numpy as np
 import pytest
 
+from harness.accounts import DecodePool, PrefillPool
 from harness.errors import BadInput
 from harness.policies.base import NoRoute
 from harness.policies.catalog import make_policy, policy_names, policy_parameters
@@ -16,7 +17,7 @@ from harness.policies.priced import Eft, Priced
 from harness.ports import LinkSignals
 from harness.profiles import load_profile
 from harness.scale import Scale
-from harness.view import DecodePool, PrefillPool, View
+from harness.view import View
 from workloads.lengths import TruncatedLogNormal
 from workloads.request import Request
 

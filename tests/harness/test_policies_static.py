@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from harness.accounts import DecodePool, PrefillPool
 from harness.policies.base import NoRoute
 from harness.policies.static import Balanced, Homogeneous, Naive, PrfaasStatic
 from harness.profiles import load_profile
-from harness.view import DecodePool, PrefillPool, View
+from harness.view import View
 from workloads.request import Request
 
 H200, H20 = load_profile("1t-h200"), load_profile("1t-h20")

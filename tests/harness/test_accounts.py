@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.view import FewestFirst, LeastFirst, PrefillPool
+from harness.accounts import PrefillPool
+from harness.ordering import FewestFirst, LeastFirst
 
 
 class Work:
