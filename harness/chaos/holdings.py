@@ -62,10 +62,38 @@ class Trend:
 
 @dataclass(slots=True)
 class _Life:
+    """What is kept of one: as little as can be, since the harness looks at itself too. `floors` is
+    (seconds, heap bytes) of the sample with the least heap of each FLOOR_S of the warm part, which
+    is from `warm_s` to `last_s`; descriptors are (at its first sample, at its last, most)."""
+
     began_s: float
     cpu_s: float = 0.0
-    #: (seconds, heap bytes, descriptors)
-    warm: list[tuple[float, int, int]] = field(default_factory=list)
+    warm_s: float | None = None
+    last_s: float = 0.0
+    floors: list[tuple[float, int]] = field(default_factory=list)
+    descriptors: tuple[int, int, int] = (0, 0, 0)
+    _window: int = -1
+
+    def note(self, at_s: float, held: Held) -> None:
+        """A sample of the warm part."""
+        now = held.descriptors
+        first, _, most = self.descriptors
+        if self.warm_s is None:
+            self.warm_s = at_s
+            first = now
+        self.last_s = at_s
+        self.descriptors = first, now, max(most, now)
+        window = int((at_s - self.warm_s) // FLOOR_S)
+        if window > self._window:
+            self._window = window
+            self.floors.append((at_s, held.heap_bytes))
+        elif held.heap_bytes < self.floors[-1][1]:
+            self.floors[-1] = at_s, held.heap_bytes
+
+    @property
+    def span_s(self) -> float:
+        """Of its warm part."""
+        return 0.0 if self.warm_s is None else self.last_s - self.warm_s
 
 
 class Holdings:
@@ -79,7 +107,7 @@ class Holdings:
         life = self._lives.setdefault(process, {}).setdefault(pid, _Life(at_s))
         life.cpu_s = held.cpu_s
         if at_s - life.began_s >= self._warm_s:
-            life.warm.append((at_s, held.heap_bytes, held.descriptors))
+            life.note(at_s, held)
 
     def trends(self) -> list[Trend]:
         return [self._trend(name, list(lives.values())) for name, lives in self._lives.items()]
@@ -93,39 +121,26 @@ class Holdings:
                     yield f"memory grows: {trend.line()}"
         for name, lives in self._lives.items():
             for life in lives.values():
-                if not life.warm:
-                    continue
-                first, most = life.warm[0][2], max(sample[2] for sample in life.warm)
+                first, _, most = life.descriptors
                 if most > first + connections + DESCRIPTOR_SLACK:
                     yield f"descriptors of {name} grew from {first} to {most}"
 
     def _trend(self, name: str, lives: list[_Life]) -> Trend:
-        warm = [life.warm for life in lives if len(life.warm) > 1]
-        spans_s = [samples[-1][0] - samples[0][0] for samples in warm]
-        long = [samples for samples, span_s in zip(warm, spans_s, strict=True) if span_s >= LEAST_S]
-        growth, error = _slope([_floors(each) for each in long]) if long else (None, None)
-        samples = [sample for each in warm for sample in each] or [(0.0, 0, 0)]
-        floors = [floor for each in warm for floor in _floors(each)] or [(0.0, 0)]
+        warm = [life for life in lives if life.span_s > 0.0]
+        long = [life.floors for life in warm if life.span_s >= LEAST_S]
+        growth, error = _slope(long) if long else (None, None)
+        heap = [bytes_ for life in warm for _, bytes_ in life.floors] or [0]
+        descriptors = [life.descriptors for life in warm] or [(0, 0, 0)]
         return Trend(
             name,
             len(lives),
-            sum(spans_s),
-            (floors[0][1], floors[-1][1]),
+            sum(life.span_s for life in warm),
+            (heap[0], heap[-1]),
             None if growth is None else growth * 3600.0,
             None if error is None else error * 3600.0,
-            (samples[0][2], samples[-1][2]),
+            (descriptors[0][0], descriptors[-1][1]),
             sum(life.cpu_s for life in lives),
         )
-
-
-def _floors(samples: list[tuple[float, int, int]]) -> list[tuple[float, int]]:
-    """(seconds, heap bytes) of the sample with the least heap of each FLOOR_S of a life."""
-    floors: dict[int, tuple[float, int]] = {}
-    for at_s, heap_bytes, _ in samples:
-        window = int((at_s - samples[0][0]) // FLOOR_S)
-        if window not in floors or heap_bytes < floors[window][1]:
-            floors[window] = at_s, heap_bytes
-    return list(floors.values())
 
 
 def _slope(lives: list[list[tuple[float, int]]]) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from harness.instances.remote import RemoteInstance
-from harness.ports import Instance, InstanceSpec
+from harness.ports import Instance, InstanceLost, InstanceSpec
 from results.rows import AuditRow
 
 
@@ -77,5 +77,5 @@ class AuditTrail:
 async def _rows_of(instance: RemoteInstance) -> list[dict[str, Any]]:
     try:
         return await instance.audit_rows()
-    except (aiohttp.ClientError, TimeoutError, OSError, RuntimeError):
-        return []  # RuntimeError: its session was closed for a restart
+    except (aiohttp.ClientError, TimeoutError, OSError, InstanceLost):
+        return []

@@ -30,7 +30,7 @@ from harness.fleets.nursery import Nursery, last_line
 from harness.fleets.page_names import PageNames
 from harness.fleets.senders import listen_to_senders
 from harness.fleets.worker_copier import WorkerCopier
-from harness.fleets.worker_keeper import WorkerKeeper
+from harness.fleets.worker_keeper import RECENT, WorkerKeeper
 from harness.fleets.worker_words import DTYPE, ORACLE, pacing_of, worker_words
 from harness.instances.remote import DataAddress, RemoteInstance
 from harness.links.base import ShapedLink
@@ -284,8 +284,9 @@ class LocalFleet:
         for spec in specs:
             directory.add_instance(spec.name, spec.cluster)
         self.view.directory = directory
-        self._names = PageNames(emulate.page_tokens, self._page_tokens(), cache.directory_entries)
-        self._keeper = WorkerKeeper(directory, self._names, self._cache_events)
+        most = cache.directory_entries
+        self._names = PageNames(emulate.page_tokens, self._page_tokens(), most)
+        self._keeper = WorkerKeeper(directory, self._names, self._cache_events, min(RECENT, most))
         if self.links:
             self.view.copies = True
             self.copier = WorkerCopier(self.view, directory, self.instances)

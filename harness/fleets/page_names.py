@@ -7,13 +7,10 @@ ids. Both are chains, so a request whose prompt is known says which blocks end i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from engine.cache.figures import Group
 from engine.cache.keys import block_keys, keys_of_ids
 from workloads.request import Request
-
-V = TypeVar("V")
 
 
 class PageNames:
@@ -27,9 +24,12 @@ class PageNames:
         self._page_tokens = page_tokens
         self._most = most
         #: Page key -> directory keys of the blocks that end in it, and whether the last ends with
-        #: it, where a state of the page is one of the block.
+        #: it, where a state of the page is one of the block. In the order of learning.
         self._blocks: dict[int, tuple[tuple[int, ...], bool]] = {}
-        self._learned: dict[int, None] = {}
+        #: Pages learned so far, and what it was before each prompt, by its last whole block; in the
+        #: order of learning. A prompt is known while no page of it can have been forgotten.
+        self._count = 0
+        self._learned: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -42,13 +42,17 @@ class PageNames:
         names = keys_of_ids(request.block_ids, request.tenant)[: request.input_tokens // size]
         if not names or names[-1] in self._learned:
             return  # the last block names all before it
-        _bounded(self._learned, self._most)[names[-1]] = None
         pages = block_keys(prompt, self._engine_tokens, request.tenant)
+        if pages:
+            self._learned[names[-1]] = self._count
         for number, key in enumerate(pages, 1):
             first, end = (number - 1) * page // size, number * page // size
             inside = tuple(names[first:end])
             whole = bool(inside) and end * size == number * page and end <= len(names)
-            _bounded(self._blocks, self._most)[key] = inside, whole
+            self._blocks.pop(key, None)
+            self._blocks[key] = inside, whole
+            self._count += 1
+        self._forget()
 
     def blocks(self, group: Group, page: int) -> Sequence[int]:
         """Directory keys that an entry of the worker's cache stands for; none where unknown."""
@@ -57,9 +61,10 @@ class PageNames:
             return inside
         return inside[-1:] if whole else ()
 
-
-def _bounded(kept: dict[int, V], most: int) -> dict[int, V]:
-    """`kept`, with room for another."""
-    while len(kept) >= most:
-        del kept[next(iter(kept))]
-    return kept
+    def _forget(self) -> None:
+        while len(self._blocks) > self._most:
+            del self._blocks[next(iter(self._blocks))]
+        # Where more pages than are kept were learned since a prompt's first, that may be gone.
+        oldest = self._count - self._most
+        while self._learned and self._learned[name := next(iter(self._learned))] < oldest:
+            del self._learned[name]

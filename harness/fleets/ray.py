@@ -335,7 +335,9 @@ class RayFleet(LocalFleet):
             for name, host in list(self._hosts.items()):
                 remote = self._remote(name)
                 if not remote.lost:
-                    with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+                    with contextlib.suppress(
+                        aiohttp.ClientError, TimeoutError, OSError, InstanceLost
+                    ):
                         stats = await remote.stats()
                         crossed = stats if host.spec.cluster == PRFAAS else stats["prefixes"]
                         host.sent_bytes = crossed["sent_bytes"]

@@ -26,17 +26,23 @@ ReadEvents = Callable[[str], Awaitable[Sequence[WorkerEvent]]]
 
 #: Events that come together cost one question.
 DELAY_S = 0.02
-#: Events of a worker that are looked at again when it reused less than was thought.
+#: Events of a worker that are looked at again when it reused less than was thought, at most: those
+#: since its prompt was routed count. No more than the directory remembers keys: an event of one
+#: that it has forgotten says nothing.
 RECENT = 4096
 
 
 class WorkerKeeper:
     """Implements harness.prefixes.PrefixKeeper."""
 
-    def __init__(self, directory: PrefixDirectory, names: PageNames, read: ReadEvents) -> None:
+    def __init__(
+        self, directory: PrefixDirectory, names: PageNames, read: ReadEvents, recent: int = RECENT
+    ) -> None:
+        """`recent`: events of each worker that are remembered."""
         self._directory = directory
         self._names = names
         self._read = read
+        self._n_recent = recent
         self._recent: dict[str, deque[CacheEvent]] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
@@ -91,7 +97,7 @@ class WorkerKeeper:
                 return
 
     def _take(self, worker: str, events: Sequence[WorkerEvent]) -> None:
-        recent = self._recent.setdefault(worker, deque(maxlen=RECENT))
+        recent = self._recent.setdefault(worker, deque(maxlen=self._n_recent))
         for group_name, stored, page in events:
             group = Group(str(group_name))
             for key in self._names.blocks(group, int(str(page), 16)):

@@ -160,20 +160,16 @@ class RemoteInstance:
         return int(reply["wire_bytes"])
 
     async def cache_events(self) -> list[list[Any]]:
-        """What appeared in the worker's cache and went since the last call. Raises ClientError,
-        TimeoutError."""
-        async with self._session.get(
-            "/cache-events", timeout=_timeout(CONTROL_TIMEOUT_S)
-        ) as response:
-            events: list[list[Any]] = await response.json()
-            return events
+        """What appeared in the worker's cache and went since the last call. Raises InstanceLost,
+        ClientError, TimeoutError."""
+        events: list[list[Any]] = await self._guard(self._get("/cache-events"))
+        return events
 
     async def audit_rows(self) -> list[dict[str, Any]]:
         """What the worker's transport wrote of each cache since the last call
-        (`engine.transport.audit`). Raises ClientError, TimeoutError."""
-        async with self._session.get("/audit", timeout=_timeout(CONTROL_TIMEOUT_S)) as response:
-            rows: list[dict[str, Any]] = await response.json()
-            return rows
+        (`engine.transport.audit`). Raises InstanceLost, ClientError, TimeoutError."""
+        rows: list[dict[str, Any]] = await self._guard(self._get("/audit"))
+        return rows
 
     async def decode(self, job: DecodeJob) -> DecodeDone:
         return await self._guard(self._decode(job.request, job.attempt))
@@ -218,8 +214,9 @@ class RemoteInstance:
             return False
 
     async def stats(self) -> dict[str, Any]:
-        async with self._session.get("/stats", timeout=_timeout(CONTROL_TIMEOUT_S)) as response:
-            return await response.json()
+        """Raises InstanceLost, ClientError, TimeoutError."""
+        stats: dict[str, Any] = await self._guard(self._get("/stats"))
+        return stats
 
     async def _abandon(self, body: dict[str, Any]) -> None:
         try:
@@ -243,6 +240,10 @@ class RemoteInstance:
             return task.result()
         task.cancel()
         raise InstanceLost(self.spec.name, self._lost.result())
+
+    async def _get(self, path: str) -> Any:
+        async with self._session.get(path, timeout=_timeout(CONTROL_TIMEOUT_S)) as response:
+            return await response.json()
 
     async def _post(self, path: str, body: dict[str, Any], timeout_s: float | None = None) -> Any:
         try:

@@ -193,6 +193,51 @@ def test_page_names_are_bounded() -> None:
     assert names.blocks(Group.KV, 12345) == ()
 
 
+def test_a_prompt_whose_pages_were_forgotten_is_learned_again() -> None:
+    """A document that is asked about for long outlives the bound."""
+    names = PageNames(PAGE, PAGE * TOKEN_SCALE, 100)
+    kept = request_of(1, 30)
+    pages = block_keys(engine_prompt(kept), PAGE)
+    names.learn(kept, engine_prompt(kept))
+    before = [names.blocks(Group.KV, page) for page in pages]
+    assert all(before[1:])
+    for number in range(2, 12):
+        other = Request(
+            number, 0.0, 30 * 512, 8, tuple(range(number * 100, number * 100 + 30)), 512
+        )
+        names.learn(other, engine_prompt(other))
+        names.learn(kept, engine_prompt(kept))
+        assert [names.blocks(Group.KV, page) for page in pages] == before
+        assert len(names) <= 100 and len(names._learned) <= 100
+
+
+async def test_a_worker_that_was_lost_while_it_was_asked_is_forgotten() -> None:
+    fleet = told()
+    await fleet.serve(request_of(1, 40), SPECS[0])
+    gone = Sends(SPECS[0], lambda: asyncio.sleep(0, 1))
+    gone.mark_lost("killed")
+
+    async def closed(name: str) -> list[WorkerEvent]:
+        return await gone.cache_events()
+
+    fleet.keeper._read = closed
+    fleet.keeper.prefilled(request_of(2, 40), SPECS[0], SPECS[3], 0, 0)
+    await fleet.settled()
+    assert fleet.directory.hit_tokens(PRFAAS, request_of(3, 40)) == 0
+    await fleet.keeper.close()
+
+
+async def test_events_of_a_worker_are_remembered_within_a_bound() -> None:
+    fleet = told()
+    fleet.keeper = WorkerKeeper(fleet.directory, fleet.names, fleet.read, 10)
+    await fleet.serve(request_of(1, 40), SPECS[0])
+    assert {name: len(events) for name, events in fleet.keeper._recent.items()} == {
+        "prfaas-0": 10,
+        "pd-1": 0,
+    }
+    await fleet.keeper.close()
+
+
 class Sends(RemoteInstance):
     """A worker of which only the fetch matters."""
 
