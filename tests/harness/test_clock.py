@@ -4,18 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import gc
+import os
+import signal
 import threading
+import weakref
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from harness.clock import (
     BusyLoopError,
     DeadlockError,
     TimeLimitError,
-    VirtualLoop,
     VirtualTimeError,
     run,
 )
+from harness.clock import loop as loop_module
+from harness.clock.timeline import Timeline as PythonTimeline
+
+try:
+    from harness.clock._timeline import Timeline as CTimeline
+except ImportError:
+    CTimeline = None
+
+TIMELINES = [
+    pytest.param(PythonTimeline, id="python"),
+    pytest.param(
+        CTimeline,
+        id="c",
+        marks=pytest.mark.skipif(CTimeline is None, reason="harness.clock._timeline is not built"),
+    ),
+]
+
+
+def loop_on(timeline):
+    class VirtualLoop(timeline, loop_module.TimelessLoop):
+        def __init__(self, until_s=None):
+            timeline.__init__(self, until_s)
+            loop_module.TimelessLoop.__init__(self)
+
+    return VirtualLoop
+
+
+@pytest.fixture(params=TIMELINES, autouse=True)
+def loop_class(request, monkeypatch):
+    """Each test runs on either timeline."""
+    made = loop_on(request.param)
+    monkeypatch.setattr(loop_module, "VirtualLoop", made)
+    return made
 
 
 def test_sleep_advances_virtual_time_exactly():
@@ -71,7 +110,7 @@ def test_cancelled_timers_do_not_run_and_are_swept():
         for handle in handles[:999]:
             handle.cancel()
         loop.call_later(1, seen.append, "kept")
-        assert len(loop._timers) < 10
+        assert loop._timer_count < 10
         await asyncio.sleep(3000)
         handles[999].cancel()  # after it ran: must not upset the count of cancelled timers
         assert loop._cancelled_count == 0
@@ -177,10 +216,9 @@ def test_time_limit_names_the_waiting_tasks():
         run(main(), until_s=60.0)
 
 
-def test_polling_without_time_is_reported(monkeypatch):
-    monkeypatch.setattr("harness.clock.loop._BUSY_PASSES", 1000)
-
+def test_polling_without_time_is_reported():
     async def main():
+        asyncio.get_running_loop()._busy_passes = 1000
         asyncio.get_running_loop().call_later(1, print)
         while True:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -260,10 +298,271 @@ def test_threads_sockets_subprocesses_and_signals_are_refused():
     run(main())
 
 
-def test_loop_closes_like_any_loop():
-    loop = VirtualLoop()
+def test_loop_closes_like_any_loop(loop_class):
+    loop = loop_class()
     loop.call_later(5, print)
     loop.close()
     assert loop.is_closed()
     with pytest.raises(RuntimeError, match="closed"):
         loop.run_forever()
+    assert loop._timer_count == 0
+
+
+def test_callbacks_get_their_arguments_in_their_context():
+    name = contextvars.ContextVar("name", default="none")
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        seen = []
+
+        def note(*args):
+            seen.append((name.get(), args))
+            name.set("changed by the callback")
+
+        other = contextvars.copy_context()
+        other.run(name.set, "other")
+        name.set("at scheduling")
+        for count in range(8):
+            loop.call_soon(note, *range(count))
+            loop.call_later(1, note, *range(count), context=other)
+        loop.call_at(2.0, note, context=None)
+        name.set("after scheduling")
+        await asyncio.sleep(3)
+        assert name.get() == "after scheduling"
+        return seen
+
+    seen = run(main())
+    assert seen[:8] == [("at scheduling", tuple(range(count))) for count in range(8)]
+    assert seen[8] == ("other", ())
+    assert seen[9:16] == [("changed by the callback", tuple(range(count))) for count in range(1, 8)]
+    assert seen[16] == ("at scheduling", ())
+
+
+def test_wrong_arguments_are_refused(loop_class):
+    loop = loop_class()
+    with pytest.raises(TypeError):
+        loop.call_at(1.0)
+    with pytest.raises(TypeError):
+        loop.call_soon()
+    with pytest.raises(TypeError):
+        loop.call_at(None, print)
+    with pytest.raises(TypeError):
+        loop.call_later("1", print)
+    with pytest.raises(TypeError, match="nonsense"):
+        loop.call_soon(print, nonsense=1)
+    with pytest.raises(TypeError, match="as context"):
+        loop.call_soon(print, context=1)
+    assert loop._timer_count == 0
+    loop.close()
+
+
+def test_a_context_that_is_entered_already_is_reported():
+    async def main():
+        loop = asyncio.get_running_loop()
+        reports = []
+        loop.set_exception_handler(lambda _, context: reports.append(str(context["exception"])))
+        context = contextvars.copy_context()
+        loop.call_soon(context.run, loop.stop, context=context)
+        loop.call_soon(reports.append, "went on")
+        await asyncio.sleep(0)
+        return reports
+
+    first, second = run(main())
+    assert first.startswith("cannot enter context") and second == "went on"
+
+
+def test_handles_describe_themselves():
+    async def main():
+        loop = asyncio.get_running_loop()
+        timer, soon = loop.call_later(2, print, "x"), loop.call_soon(print)
+        assert (timer.when(), timer.cancelled(), timer._args) == (2.0, False, ("x",))
+        words = [repr(timer), repr(soon)]
+        timer.cancel()
+        timer.cancel()
+        assert timer.cancelled() and timer._args is None and loop._cancelled_count == 1
+        assert timer == timer != soon and len({timer, soon}) == 2
+        return [*words, repr(timer)]
+
+    assert run(main()) == [
+        "<VirtualHandle when=2.0 print('x')>",
+        "<VirtualHandle when=0.0 print()>",
+        "<VirtualHandle cancelled when=2.0>",
+    ]
+
+
+def test_a_callback_may_cancel_itself_and_those_after_it():
+    async def main():
+        loop = asyncio.get_running_loop()
+        seen = []
+        handles = []
+
+        def first(mark, *more):
+            for handle in handles:
+                handle.cancel()
+            gc.collect()
+            seen.append((mark, more))
+
+        handles.append(loop.call_later(1, first, ["mine"], object, 2, 3, 4, 5))
+        handles.append(loop.call_later(1, seen.append, "second"))
+        handles.append(loop.call_later(2, seen.append, "third"))
+        await asyncio.sleep(3)
+        assert loop._cancelled_count == 0
+        return seen
+
+    assert run(main()) == [(["mine"], (object, 2, 3, 4, 5))]
+
+
+def test_handles_and_loops_leave_no_garbage(loop_class):
+    class Watched:
+        def called(self, *args):
+            raise AssertionError("never")
+
+    loop = loop_class()
+    watched = Watched()
+    watched.handles = [loop.call_soon(watched.called, watched, loop) for _ in range(3)]
+    watched.handles += [loop.call_later(i, watched.called, *range(i)) for i in range(9)]
+    watched.handles[5].cancel()
+    kept = weakref.ref(watched), weakref.ref(loop)
+    loop._closed = True  # or it warns of being left open
+    del watched, loop
+    gc.collect()
+    assert [each() for each in kept] == [None, None]
+
+
+def test_exits_and_interrupts_of_callbacks_end_the_loop():
+    for error in (KeyboardInterrupt, SystemExit):
+
+        async def main(error=error):
+            def interrupt():
+                raise error("from a callback")
+
+            asyncio.get_running_loop().call_later(1, interrupt)
+            await asyncio.sleep(2)
+
+        with pytest.raises(error, match="from a callback"):
+            run(main())
+
+
+def test_a_signal_interrupts_callbacks_that_run_no_python():
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
+        for _ in range(100):
+            loop.call_soon(bool)
+        loop.call_later(1, bool)
+        await asyncio.Event().wait()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(main())
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_debug_mode(monkeypatch, caplog):
+    monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.set_debug(True)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await asyncio.sleep(5)
+        loop.call_later(9, print).cancel()
+        loop.call_soon(lambda: 1 / 0)
+        await asyncio.sleep(20)
+        return loop.time()
+
+    assert run(main()) == 21.0
+    assert "ZeroDivisionError" in caplog.text and "exception in <VirtualHandle" in caplog.text
+
+
+#: What each callback does, in order of their running: it schedules others after these delays, or
+#: cancels the handle of this number.
+programs = st.lists(
+    st.one_of(
+        st.lists(st.sampled_from(["soon", -1.0, 0.0, 0.5, 1.0, 1.5, 1e9]), max_size=4),
+        st.integers(0, 40),
+    ),
+    max_size=60,
+)
+
+
+class _Entry:
+    def __init__(self, when, callback, args):
+        self.when, self.callback, self.args, self.alive = when, callback, args, True
+
+    def cancel(self):
+        self.alive = False
+
+
+class _Oracle:
+    """A loop whose timers are a list in order of scheduling, searched from end to end."""
+
+    def __init__(self):
+        self.now_s, self.ready, self.timers = 0.0, [], []
+
+    def time(self):
+        return self.now_s
+
+    def call_soon(self, callback, *args):
+        self.ready.append(_Entry(self.now_s, callback, args))
+        return self.ready[-1]
+
+    def call_later(self, delay, callback, *args):
+        self.timers.append(_Entry(self.now_s + delay, callback, args))
+        return self.timers[-1]
+
+    def run(self):
+        while self.ready or any(timer.alive for timer in self.timers):
+            if not self.ready:
+                first_s = min(timer.when for timer in self.timers if timer.alive)
+                self.now_s = max(self.now_s, first_s)
+            due = sorted((t for t in self.timers if t.when <= self.now_s), key=lambda t: t.when)
+            self.timers = [timer for timer in self.timers if timer.when > self.now_s]
+            due, self.ready = self.ready + due, []
+            for entry in due:
+                if entry.alive:
+                    entry.callback(*entry.args)
+
+
+def _start(program, loop):
+    """Runs `program` in callbacks of `loop`. Returns the log they write: number and time."""
+    actions, handles, log = iter(program), [], []
+
+    def schedule(delay):
+        args = (callback, len(handles), *range(len(handles) % 7))
+        handles.append(loop.call_soon(*args) if delay == "soon" else loop.call_later(delay, *args))
+
+    def callback(number, *more):
+        log.append((number, loop.time(), len(more)))
+        action = next(actions, [])
+        if isinstance(action, int):
+            handles[action % len(handles)].cancel()
+        else:
+            for delay in action:
+                schedule(delay)
+
+    for delay in ("soon", 0.0, 1.0, 1.0):
+        schedule(delay)
+    return log
+
+
+# The fixture is of one function and all its examples, which is what is meant.
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(programs)
+def test_any_program_runs_as_on_a_list_of_timers(loop_class, program):
+    async def main():
+        loop = asyncio.get_running_loop()
+        log = _start(program, loop)
+        await asyncio.sleep(1e12)
+        assert (loop._timer_count, loop._cancelled_count) == (0, 0)
+        return log
+
+    oracle = _Oracle()
+    expected = _start(program, oracle)
+    oracle.run()
+    assert run(main()) == expected

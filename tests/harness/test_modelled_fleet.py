@@ -86,22 +86,31 @@ def write(directory: Path) -> dict[str, str]:
     }
 
 
+def written_apart(directory: Path, environment: dict[str, str]) -> str:
+    """`write` in a process of its own: the digests as it prints them."""
+    directory.mkdir()
+    done = subprocess.run(
+        [sys.executable, __file__, str(directory)],
+        env={"PYTHONPATH": str(Path(__file__).parents[2])} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "requests.parquet" in done.stdout and "tokens.parquet" in done.stdout
+    return done.stdout
+
+
 def test_same_seed_same_bytes_whatever_the_hash_seed(tmp_path):
-    digests = []
-    for hash_seed in ("1", "2"):
-        directory = tmp_path / hash_seed
-        directory.mkdir()
-        done = subprocess.run(
-            [sys.executable, __file__, str(directory)],
-            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[2])},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        digests.append(done.stdout)
-    assert digests[0] == digests[1]
-    assert "requests.parquet" in digests[0] and "tokens.parquet" in digests[0]
+    first, second = (written_apart(tmp_path / each, {"PYTHONHASHSEED": each}) for each in "12")
+    assert first == second
+
+
+@pytest.mark.parametrize("module", ["harness.clock._timeline"])
+def test_same_bytes_with_the_modules_in_c_and_without(tmp_path, module):
+    pytest.importorskip(module, reason=f"{module} is not built")
+    with_c = written_apart(tmp_path / "c", {})
+    assert with_c == written_apart(tmp_path / "python", {"PRFAAS_PURE_PYTHON": "1"})
 
 
 def test_every_request_survives_the_faults_or_says_why():
