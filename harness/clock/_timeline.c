@@ -22,8 +22,6 @@
 /* Handles that are kept for reuse. */
 #define SPARE_HANDLES 512
 #define BUSY_PASSES 1000000
-/* The limit when there is none: still before never. */
-#define LAST_S 1.7e308
 
 struct timeline;
 
@@ -395,7 +393,7 @@ timeline_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(
 {
     Timeline *self = (Timeline *)type->tp_alloc(type, 0);
     if (self != NULL) {
-        self->until_s = LAST_S;
+        self->until_s = Py_HUGE_VAL;
         self->busy_passes = BUSY_PASSES;
     }
     return (PyObject *)self;
@@ -408,13 +406,12 @@ timeline_init(Timeline *self, PyObject *args, PyObject *options)
     PyObject *until = Py_None;
     if (!PyArg_ParseTupleAndKeywords(args, options, "|O:Timeline", names, &until))
         return -1;
-    self->until_s = LAST_S;
+    self->until_s = Py_HUGE_VAL;
     if (until != Py_None) {
         double until_s = PyFloat_AsDouble(until);
         if (until_s == -1.0 && PyErr_Occurred())
             return -1;
-        if (until_s < LAST_S)
-            self->until_s = until_s;
+        self->until_s = until_s;
     }
     return 0;
 }
@@ -672,7 +669,7 @@ timeline_run_once(Timeline *self, PyObject *Py_UNUSED(none))
             while (self->timers && self->heap[0].handle->cancelled)
                 Py_DECREF(pop_timer(self));
             double when_s = self->timers ? self->heap[0].when_s : Py_HUGE_VAL;
-            if (when_s > self->until_s)
+            if (when_s > self->until_s || when_s == Py_HUGE_VAL)
                 return end_stuck(self, when_s);
             if (when_s > self->now_s) {
                 self->now_s = when_s;
@@ -721,7 +718,7 @@ static PyMemberDef timeline_members[] = {
     {"_timer_count", T_PYSSIZET, offsetof(Timeline, timers), READONLY, "Cancelled ones included."},
     {"_cancelled_count", T_PYSSIZET, offsetof(Timeline, cancelled), READONLY, "Cancelled timers."},
     {"_busy_passes", T_PYSSIZET, offsetof(Timeline, busy_passes), 0, "Passes at one instant."},
-    {"_until_s", T_DOUBLE, offsetof(Timeline, until_s), READONLY, "The limit of time."},
+    {"_until_s", T_DOUBLE, offsetof(Timeline, until_s), 0, "The limit of time."},
     {NULL, 0, 0, 0, NULL},
 };
 

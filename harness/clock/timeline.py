@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from harness.clock.handles import VirtualHandle
 
 _NEVER = float("inf")
-_LAST = 1.7e308  # the limit when there is none: still before never
 
 #: Cancelled timers are swept once they are more than this many and more than half of the heap.
 _SWEEP_AT = 128
@@ -44,7 +43,7 @@ class Timeline:
 
     def __init__(self, until_s: float | None = None) -> None:
         self._now_s = 0.0
-        self._until_s = _LAST if until_s is None else min(float(until_s), _LAST)
+        self._until_s = _NEVER if until_s is None else float(until_s)
         #: The newest timer of each time, which leads to the others, and a heap of these times: a
         #: heap compares numbers much faster than pairs.
         self._timers: dict[float, VirtualHandle] = {}
@@ -174,7 +173,7 @@ class Timeline:
                 when_s = times[0] if times else _NEVER
                 if times and timers[when_s]._cancelled:
                     when_s = self._drop_cancelled()
-                if when_s > self._until_s:
+                if when_s > self._until_s or when_s == _NEVER:
                     self._stuck(when_s)
                 if when_s > self._now_s:
                     self._now_s = when_s
