@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.transport.cipher import CipherRate, measure_cipher
+from engine.transport.pacing import host_congestion
 from engine.transport.security import Security
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -90,11 +91,19 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """congestion: the control of the data connections and of the plain sockets."""
+
     place: Place
     plan: Plan
     measures: dict[str, Measure]
     overlap: Overlap | None
     cipher: CipherRate | None = None
+    congestion: str = ""
+
+    @property
+    def yardsticks(self) -> list[str]:
+        """What the others are compared with."""
+        return [name for name in self.measures if name == "raw" or name.startswith("iperf3")]
 
     def ratio(self, name: str, to: str) -> float | None:
         """Median over rounds of name's rate / to's rate; None where one was not measured."""
@@ -151,8 +160,11 @@ async def _worker(prefix: Sequence[str], part: str, options: dict) -> AsyncItera
             await process.wait()
 
 
-async def iperf3_gbps(place: Place, seconds: float, connections: int) -> tuple[float, float] | None:
-    """(Gbit/s received, CPU seconds per GB of both ends), or None where it is not installed."""
+async def iperf3_gbps(
+    place: Place, seconds: float, connections: int, congestion: str = ""
+) -> tuple[float, float] | None:
+    """(Gbit/s received, CPU seconds per GB of both ends), or None where it is not installed.
+    congestion: a congestion control by name, empty for the host's."""
     if shutil.which("iperf3") is None:
         return None
     port = 5201
@@ -166,6 +178,7 @@ async def iperf3_gbps(place: Place, seconds: float, connections: int) -> tuple[f
         client = await asyncio.create_subprocess_exec(
             *(*place.source_prefix, "iperf3", "-c", host, "-p", str(seen_port)),
             *("-P", str(connections), "-t", str(seconds), "-J"),
+            *(("-C", congestion) if congestion else ()),
             stdout=asyncio.subprocess.PIPE,
         )
         output, _ = await client.communicate()
@@ -210,12 +223,18 @@ async def run_bench(place: Place, plan: Plan) -> Result:
             if attempt:
                 gbps = measures["raw"].gbps[-1]
                 seconds = max(1.0, min(4.0, 8 * plan.size_bytes / (gbps * 1e9)))
-                outcome = await iperf3_gbps(place, seconds, plan.lanes)
-                if outcome is not None:
-                    _note(measures, "iperf3", outcome)
+                others = {"iperf3": ""}
+                if plain.congestion != host_congestion():
+                    # Both comparisons are of interest: with what a user gets who asks for nothing,
+                    # and with the same control on either side.
+                    others[f"iperf3 -C {plain.congestion}"] = plain.congestion
+                for name, congestion in others.items():
+                    outcome = await iperf3_gbps(place, seconds, plan.lanes, congestion)
+                    if outcome is not None:
+                        _note(measures, name, outcome)
         overlap = await plain.overlap(measures["layers"]) if plan.overlap else None
     cipher = measure_cipher(*plan.security) if plan.security is not None else None
-    return Result(place, plan, measures, overlap, cipher)
+    return Result(place, plan, measures, overlap, cipher, plain.congestion)
 
 
 def _note(measures: dict[str, Measure], name: str, outcome: tuple[float, float]) -> None:
@@ -226,13 +245,15 @@ def _note(measures: dict[str, Measure], name: str, outcome: tuple[float, float])
 
 @dataclass(slots=True)
 class _Pair:
-    """A source and a sink at one place."""
+    """A source and a sink at one place. congestion: the control that data connections use there,
+    known when the plain sockets have been measured."""
 
     plan: Plan
     source: _Worker
     sink: _Worker
     address: tuple[str, int]
     raw_address: tuple[str, int]
+    congestion: str = ""
 
     @classmethod
     async def start(
@@ -267,6 +288,7 @@ class _Pair:
         before = (await self.sink.ask({}))[name]
         to = list(self.raw_address if raw else self.address)
         answer = await self.source.ask({"chunk_bytes": self.plan.chunk_bytes, **job, "to": to})
+        self.congestion = answer.get("congestion", self.congestion)
         used_s = answer["cpu_s"] + (await self.sink.ask({}))[name] - before
         size = job.get("caches", 1) * job["layers"] * job["layer_bytes"]
         return 8 * size / answer["seconds"] / 1e9, used_s / (size / 1e9)

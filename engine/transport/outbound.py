@@ -17,11 +17,12 @@ from engine.transport.lanes import SendLane, SendState, Source
 from engine.transport.messages import Hello, Key, Manifest, Reason
 from engine.transport.monitor import LinkMonitor, LinkSample, TcpInfo, read_tcp_info
 from engine.transport.outgoing import Ended, SenderEvent
+from engine.transport.pacing import data_options
 from engine.transport.regions import RangeList
 from engine.transport.security import peer_identity
 from engine.transport.sender import Sender
 from engine.transport.settings import Settings
-from engine.transport.sockets import dial, read_frame, sever, write_frame
+from engine.transport.sockets import TcpOptions, dial, read_frame, sever, write_frame
 from engine.transport.tls import Stream
 
 #: Deadlines are looked at no more often than this, whatever else wakes the loop.
@@ -49,9 +50,11 @@ class Peer:
 
 @dataclass(slots=True)
 class _Dialled:
-    """What a dial thread hands to the loop: a connection, or why there is none."""
+    """What a dial thread hands to the loop: a connection with the options for the data connections
+    beside it, or why there is none."""
 
     control: Control | None = None
+    data_tcp: TcpOptions = field(default_factory=TcpOptions)
     error: str = ""
     refused: Reason | None = None
 
@@ -74,6 +77,7 @@ class Session:
     monitor: LinkMonitor = field(default_factory=LinkMonitor)
     lanes: list[SendLane] = field(default_factory=list)
     used_s: float = field(default_factory=time.monotonic)
+    _data_tcp: TcpOptions = field(init=False)
     _retired: list[Control] = field(default_factory=list)
     _dialled: _Dialled | None = None
     _dialling: bool = False
@@ -83,6 +87,7 @@ class Session:
 
     def __post_init__(self) -> None:
         settings = self.settings
+        self._data_tcp = settings.tcp
         # Of this session alone: two sessions of one plane may reach the same peer, and their
         # transfers' numbers must not meet there.
         incarnation = secrets.randbits(63) + 1
@@ -275,6 +280,7 @@ class Session:
             if dialled.control is not None:
                 self.control = dialled.control
                 self.identity = dialled.control.identity
+                self._data_tcp = dialled.data_tcp
                 self.state.epoch += 1
                 self.state.sender.on_connected(now, dialled.control.peer)
             elif dialled.refused is not None:
@@ -288,7 +294,9 @@ class Session:
     def _dial_control(self) -> None:
         try:
             sock, welcome = self._connect(-1)
-            self._dialled = _Dialled(Control(sock, welcome.header.source, peer_identity(sock)))
+            data_tcp = data_options(self.settings.tcp, sock)
+            control = Control(sock, welcome.header.source, peer_identity(sock))
+            self._dialled = _Dialled(control, data_tcp)
         except Refused as error:
             self._dialled = _Dialled(refused=error.reason)
         except BROKEN as error:
@@ -306,7 +314,7 @@ class Session:
         sock = dial(
             self.peer.host,
             self.peer.port,
-            settings.tcp,
+            settings.tcp if lane < 0 else self._data_tcp,
             settings.deadlines.handshake_s,
             self.context,
             self.peer.host,

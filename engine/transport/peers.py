@@ -22,7 +22,7 @@ from engine.transport.arena import SharedArena
 from engine.transport.client import Arrival, Callbacks, DataPlane
 from engine.transport.messages import Key, Manifest
 from engine.transport.outbound import Peer
-from engine.transport.raw import RawSink, send_raw
+from engine.transport.raw import RawSink, send_options, send_raw
 from engine.transport.regions import Kind, Range, Region, RegionSize
 from engine.transport.security import Security
 from engine.transport.settings import Settings
@@ -107,7 +107,8 @@ async def source(options: dict[str, Any]) -> None:
 
     job: to (host, port), layers, layer_bytes, chunk_bytes, caches (how many, 1 unless given) of
     which `parallel` are under way at a time, pace_s (compute per layer before it may be pushed),
-    serial (push only after the last layer), or raw (that many plain sockets instead).
+    serial (push only after the last layer), or raw (that many plain sockets instead; the answer
+    names their congestion control).
     """
     arena = SharedArena.create(options["arena_bytes"])
     block = os.urandom(1 << 20)
@@ -119,12 +120,16 @@ async def source(options: dict[str, Any]) -> None:
     number = 0
     while line := await _line():
         job = json.loads(line)
-        pids = [os.getpid()] if "raw" in job else [os.getpid(), plane.pid]
-        used_s, started_s = sum(map(cpu_s, pids)), time.perf_counter()
+        raw = None
         if "raw" in job:
+            raw = await asyncio.to_thread(send_options, tuple(job["to"]))
+        pids = [os.getpid()] if raw else [os.getpid(), plane.pid]
+        used_s, started_s = sum(map(cpu_s, pids)), time.perf_counter()
+        if raw:
             total = job.get("caches", 1) * job["layers"] * job["layer_bytes"]
-            await asyncio.to_thread(send_raw, tuple(job["to"]), arena, total, job["raw"])
-            result = {"wire_bytes": total, "resent": 0}
+            address, (tcp, congestion) = tuple(job["to"]), raw
+            await asyncio.to_thread(send_raw, address, arena, total, job["raw"], tcp)
+            result = {"wire_bytes": total, "resent": 0, "congestion": congestion}
         else:
             number += 1
             result = await _send_all(plane, f"{os.getpid()}-{number}", job, started_s)

@@ -8,6 +8,7 @@ import struct
 import threading
 
 from engine.transport.arena import SharedArena
+from engine.transport.pacing import congestion_of, data_options
 from engine.transport.sockets import TcpOptions, apply_options, listen, receive_views, send_views
 
 _SIZE = struct.Struct("<QQ")
@@ -40,13 +41,27 @@ class RawSink:
             sock.sendall(b"!")
 
 
-def send_raw(address: tuple[str, int], arena: SharedArena, size: int, connections: int) -> None:
+def send_options(address: tuple[str, int]) -> tuple[TcpOptions, str]:
+    """What the transport would set on data connections to `address`, so that both are measured
+    under the same congestion control; and its name."""
+    with socket.create_connection(address) as sock:
+        options = data_options(TcpOptions(), sock)
+        return options, options.congestion or congestion_of(sock)
+
+
+def send_raw(
+    address: tuple[str, int],
+    arena: SharedArena,
+    size: int,
+    connections: int,
+    options: TcpOptions,
+) -> None:
     """Send `size` bytes over `connections` at once; returns when all are received."""
     share = -(-size // connections)
 
     def send(offset: int) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-            apply_options(sock, TcpOptions())
+            apply_options(sock, options)
             sock.connect(address)
             end = min(offset + share, size)
             sock.sendall(_SIZE.pack(offset, end - offset))

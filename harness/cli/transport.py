@@ -216,9 +216,10 @@ def _print(result: Result) -> None:
     size_mib = result.plan.size_bytes >> 20
     table = Table(
         title=f"{result.place.name}: {result.place.description}; caches of {size_mib} MiB, "
-        f"{result.plan.lanes} connections, {result.plan.rounds} rounds"
+        f"{result.plan.lanes} connections ({result.congestion}), {result.plan.rounds} rounds"
     )
-    for column in ("", "Gbit/s", "CPU s/GB", "x raw", "x iperf3", "of the shaper"):
+    compared = [f"x {name}" for name in result.yardsticks]
+    for column in ("", "Gbit/s", "CPU s/GB", *compared, "of the shaper"):
         table.add_column(column, justify="left" if not column else "right")
     for name, measure in result.measures.items():
         gbps = statistics.median(measure.gbps)
@@ -227,8 +228,7 @@ def _print(result: Result) -> None:
             name,
             f"{gbps:.3g}",
             f"{statistics.median(measure.cpu_s_per_gb):.2f}",
-            _ratio(result.ratio(name, "raw")),
-            _ratio(result.ratio(name, "iperf3")),
+            *(_ratio(result.ratio(name, to)) for to in result.yardsticks),
             f"{gbps * 1e9 / allowed:.1%}" if allowed else "",
         )
     console.print(table)
@@ -268,10 +268,11 @@ def _as_json(result: Result) -> dict[str, Any]:
         "layers": result.plan.layers,
         "lanes": result.plan.lanes,
         "chunk_bytes": result.plan.chunk_bytes,
+        "congestion": result.congestion,
         "shaper_payload_bps": result.place.rate_bps,
         "measures": {name: asdict(measure) for name, measure in result.measures.items()},
         "ratios": {
-            name: {to: result.ratio(name, to) for to in ("raw", "iperf3", "single")}
+            name: {to: result.ratio(name, to) for to in (*result.yardsticks, "single")}
             for name in result.measures
         },
         "cipher": None if result.cipher is None else asdict(result.cipher),
