@@ -1,22 +1,23 @@
 """Requests on their way to columns.
 
 Records are held until there are `HELD`, which are still in a processor's cache, and then copied at
-once: between the events of a simulation each step of a copy begins cold, so one call for all costs
-two thirds of a call for each. Numbers become bytes, since one that is kept as an object costs four
-times the memory and is fetched from afar when it is converted; the rest is the same in most rows,
-so a row has the number of a combination.
+once: between the events of a simulation each step of a copy begins cold. Numbers leave their
+objects, which cost four times the memory and would be fetched from afar later; the rest repeats
+itself, so a row has numbers of values. A copier does this: the one in `_request_rows.c` where it is
+built, or its twin here.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -37,8 +38,9 @@ _COUNTS = [
     if pa.types.is_integer(field.type) and not field.name.endswith("_us")
 ]
 _OTHERS = [field.name for field in _FIELDS if field.name not in {*_TIMES, *_COUNTS}]
+_SECONDS = [f"{name[:-3]}_s" for name in _TIMES]
 
-_get_numbers = attrgetter(*(f"{name[:-3]}_s" for name in _TIMES), *_COUNTS)
+_get_numbers = attrgetter(*_SECONDS, *_COUNTS)
 _get_others = attrgetter(*_OTHERS)
 _get_runs = attrgetter("token_runs")
 _flat = chain.from_iterable
@@ -54,85 +56,109 @@ def _packer(records: int) -> struct.Struct:
     return struct.Struct(f"{len(_TIMES)}d{len(_COUNTS)}q" * records)
 
 
-class _Combinations(dict[tuple[Any, ...], int]):
-    """Numbers them in order of first appearance."""
+class _Numbers(dict[Any, int]):
+    """Numbers values in order of first appearance."""
 
     __slots__ = ()
 
-    def __missing__(self, key: tuple[Any, ...]) -> int:
+    def __missing__(self, key: Any) -> int:
         self[key] = number = len(self)
         return number
 
 
-class RequestRows:
-    """At most `capacity` rows not yet converted. `runs` counts the runs of tokens in them.
+class Copier(Protocol):
+    """Copies records to columns."""
 
-    Records are appended to `held`, and then counted and copied by `copy`, which is due when there
-    are `HELD` of them.
-    """
+    def begin(
+        self,
+        times_us: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        codes: NDArray[np.int32],
+        runs_each: NDArray[np.int64],
+        /,
+    ) -> None:
+        """Copy to these from their first row on: (times, rows), (counts, rows), (others, rows) and
+        (rows,).
+        """
+
+    def copy(self, held: list[RequestRecord], /) -> int:
+        """Copy the records of `held`, which is empty then. Returns how many runs of tokens they
+        have. Raises ValueError for what does not fit into a column; then nothing was copied.
+        """
+
+    def take(self) -> tuple[list[bytes | None], list[list[Any]], bytes]:
+        """Of the rows since `begin`: by time, a byte a row that is 1 where it is missing (None:
+        nowhere); by other column, the value of each code, in order of first appearance; and the
+        three numbers of each run, as doubles.
+        """
+
+
+class PythonCopier:
+    """Packs records at once with one call of `struct`, and converts them in blocks."""
 
     __slots__ = (
         "_block",
-        "_capacity",
+        "_codes",
         "_combinations",
         "_counts",
         "_in_block",
         "_missing",
         "_others",
+        "_rows",
         "_runs",
         "_runs_each",
         "_times_us",
-        "held",
-        "rows",
-        "runs",
     )
 
-    def __init__(self, capacity: int) -> None:
-        self.held: list[RequestRecord] = []
-        self._capacity = capacity
+    def __init__(self) -> None:
         #: Rows of numbers as they are packed, `_in_block` of them.
         self._block = bytearray(_BLOCK * _ROW_BYTES)
-        self._clear()
 
-    def _clear(self) -> None:
-        self._in_block = 0
-        # Numbers of earlier blocks by column. Pages that are not written to take no memory.
-        self._times_us = np.empty((len(_TIMES), self._capacity), np.int64)
-        self._counts = np.empty((len(_COUNTS), self._capacity), np.int64)
+    def begin(
+        self,
+        times_us: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        codes: NDArray[np.int32],
+        runs_each: NDArray[np.int64],
+    ) -> None:
+        self._times_us, self._counts, self._codes = times_us, counts, codes
+        self._runs_each = runs_each
         self._missing: NDArray[np.bool_] | None = None
-        self._combinations = _Combinations()
+        #: Numbers of what all the others of a row are together.
+        self._combinations = _Numbers()
         self._others = array("i")
         self._runs = bytearray()
-        self._runs_each = array("q")
-        self.rows = self.runs = 0
+        self._rows = self._in_block = 0
 
-    def copy(self) -> None:
-        """What `held` holds, which is empty then."""
-        held = self.held
-        if not held:
-            return
-        if self._in_block + len(held) > _BLOCK:
+    def copy(self, held: list[RequestRecord]) -> int:
+        records = len(held)
+        if self._in_block + records > _BLOCK:
             self._convert_block()
-        pack, at = _packer(len(held)).pack_into, self._in_block * _ROW_BYTES
-        try:
-            pack(self._block, at, *_flat(map(_get_numbers, held)))
-        except struct.error:  # an event has not happened
-            numbers = _flat(map(_get_numbers, held))
-            pack(self._block, at, *[math.nan if n is None else n for n in numbers])
-        self._others.extend(map(self._combinations.__getitem__, map(_get_others, held)))
+        pack, at = _packer(records).pack_into, self._in_block * _ROW_BYTES
         runs: list[Sequence[TokenRun]] = list(map(_get_runs, held))
-        lengths = array("q", map(len, runs))
+        lengths = list(map(len, runs))
         count = sum(lengths)
-        self._runs_each += lengths
-        self._runs += struct.pack(f"{3 * count}d", *_flat(_flat(runs)))
-        self._in_block += len(held)
-        self.rows += len(held)
-        self.runs += count
+        try:
+            try:
+                pack(self._block, at, *_flat(map(_get_numbers, held)))
+            except struct.error:  # an event has not happened
+                numbers = _flat(map(_get_numbers, held))
+                pack(self._block, at, *[math.nan if n is None else n for n in numbers])
+            packed_runs = struct.pack(f"{3 * count}d", *_flat(_flat(runs)))
+        except (struct.error, TypeError) as error:
+            raise _refusal(held) from error
+        others = list(map(self._combinations.__getitem__, map(_get_others, held)))
+        self._others.extend(others)
+        self._runs += packed_runs
+        self._runs_each[self._rows : self._rows + records] = lengths
+        self._in_block += records
+        self._rows += records
         held.clear()
+        return count
 
     def _convert_block(self) -> None:
         numbers = np.frombuffer(self._block)[: self._in_block * _WIDTH].reshape(-1, _WIDTH)
-        block = slice(self.rows - self._in_block, self.rows)
+        block = slice(self._rows - self._in_block, self._rows)
         seconds = numbers[:, : len(_TIMES)].T.copy()
         unknown = np.isnan(seconds)
         if unknown.any():
@@ -144,30 +170,117 @@ class RequestRows:
         self._counts[:, block] = numbers[:, len(_TIMES) :].view(np.int64).T
         self._in_block = 0
 
+    def take(self) -> tuple[list[bytes | None], list[list[Any]], bytes]:
+        self._convert_block()
+        rows, values = self._rows, []
+        others = np.frombuffer(self._others, np.int32)
+        for at in range(len(_OTHERS)):
+            numbers = _Numbers()
+            codes = [numbers[combination[at]] for combination in self._combinations]
+            self._codes[at, :rows] = np.array(codes, np.int32)[others]
+            values.append(list(numbers))
+        masks = [None] * len(_TIMES) if self._missing is None else self._missing[:, :rows]
+        missing = [None if each is None or not each.any() else each.tobytes() for each in masks]
+        return missing, values, bytes(self._runs)
+
+
+def _refusal(held: list[RequestRecord]) -> ValueError:
+    """Says what of which record does not fit into a column."""
+    for record in held:
+        for name, kind in [*((name, "d") for name in _SECONDS), *((name, "q") for name in _COUNTS)]:
+            value = getattr(record, name)
+            try:
+                struct.pack(kind, math.nan if kind == "d" and value is None else value)
+            except struct.error:
+                return ValueError(f"{name} of request {record.id} cannot be recorded: {value!r}")
+        try:
+            for run in record.token_runs:
+                struct.pack("3d", *run)
+        except (struct.error, TypeError):
+            runs = record.token_runs
+            return ValueError(f"token_runs of request {record.id} cannot be recorded: {runs!r}")
+    return ValueError("a record changed while it was recorded")
+
+
+try:
+    if os.environ.get("PRFAAS_PURE_PYTHON") == "1":
+        raise ImportError("Python was asked for")
+    from results import _request_rows
+
+    def _c_copier() -> Copier:
+        return _request_rows.Copier(
+            RequestRecord, tuple(_SECONDS), tuple(_COUNTS), tuple(_OTHERS), "token_runs"
+        )
+
+    make_copier: Callable[[], Copier] = _c_copier
+except ImportError:
+    make_copier = PythonCopier
+
+
+class RequestRows:
+    """At most `capacity` rows not yet converted. `runs` counts the runs of tokens in them.
+
+    Records are appended to `held`, and then counted and copied by `copy`, which is due when there
+    are `HELD` of them.
+    """
+
+    __slots__ = (
+        "_capacity",
+        "_codes",
+        "_copier",
+        "_counts",
+        "_runs_each",
+        "_times_us",
+        "held",
+        "rows",
+        "runs",
+    )
+
+    def __init__(self, capacity: int, copier: Copier | None = None) -> None:
+        self.held: list[RequestRecord] = []
+        self._capacity = capacity
+        self._copier = copier or make_copier()
+        self._begin()
+
+    def _begin(self) -> None:
+        # Pages that are not written to take no memory.
+        self._times_us = np.empty((len(_TIMES), self._capacity), np.int64)
+        self._counts = np.empty((len(_COUNTS), self._capacity), np.int64)
+        self._codes = np.empty((len(_OTHERS), self._capacity), np.int32)
+        self._runs_each = np.empty(self._capacity, np.int64)
+        self._copier.begin(self._times_us, self._counts, self._codes, self._runs_each)
+        self.rows = self.runs = 0
+
+    def copy(self) -> None:
+        """What `held` holds, which is empty then. Raises ValueError for what does not fit."""
+        records = len(self.held)
+        if records:
+            self.runs += self._copier.copy(self.held)
+            self.rows += records
+
     def take(self) -> tuple[list[pa.Array], list[pa.Array]]:
         """The columns of requests.parquet after the first two, and those of tokens.parquet, of the
         rows that were copied; none are left.
         """
-        found = self._number_columns()
-        others = pa.array(np.frombuffer(self._others, np.int32))
-        for at, name in enumerate(_OTHERS):
-            convert = columns.converter(REQUESTS.field(name))
-            distinct = convert([combination[at] for combination in self._combinations])
-            found[name] = distinct.take(others)
-        timing, runs, gaps_us = columns.token_columns(
-            np.frombuffer(self._runs_each, np.int64), np.frombuffer(self._runs).reshape(-1, 3)
+        missing, values, runs = self._copier.take()
+        rows, found = self.rows, {}
+        for name, times, absent in zip(_TIMES, self._times_us, missing, strict=True):
+            mask = None if absent is None else np.frombuffer(absent, np.bool_)
+            found[name] = pa.array(times[:rows], mask=mask)
+        for name, numbers in zip(_COUNTS, self._counts, strict=True):
+            found[name] = pa.array(numbers[:rows], REQUESTS.field(name).type)
+        for name, codes, distinct in zip(_OTHERS, self._codes, values, strict=True):
+            found[name] = _coded(REQUESTS.field(name), pa.array(codes[:rows]), distinct)
+        timing, token_runs, gaps_us = columns.token_columns(
+            self._runs_each[:rows], np.frombuffer(runs).reshape(-1, 3)
         )
-        self._clear()
-        tokens = [found["id"], timing, found["first_token_us"], runs, gaps_us]
+        self._begin()
+        tokens = [found["id"], timing, found["first_token_us"], token_runs, gaps_us]
         return [found[field.name] for field in _FIELDS], tokens
 
-    def _number_columns(self) -> dict[str, pa.Array]:
-        self._convert_block()
-        rows, missing = self.rows, self._missing
-        found = {}
-        for at, name in enumerate(_TIMES):
-            mask = None if missing is None or not missing[at, :rows].any() else missing[at, :rows]
-            found[name] = pa.array(self._times_us[at, :rows], mask=mask)
-        for at, name in enumerate(_COUNTS):
-            found[name] = pa.array(self._counts[at, :rows], REQUESTS.field(name).type)
-        return found
+
+def _coded(field: pa.Field, codes: pa.Array, values: list[Any]) -> pa.Array:
+    """The column of `field` from the numbers of `values` that its rows have."""
+    if pa.types.is_dictionary(field.type):
+        return pa.DictionaryArray.from_arrays(codes, pa.array(map(str, values), pa.string()))
+    return columns.converter(field)(values).take(codes)

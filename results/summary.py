@@ -171,7 +171,8 @@ class ConfigurationSummary:
     (requests/s) of the phase named `capacity_phase`; `capacity_ratio` is to homogeneous
     (dimensionless: raw = paper). `zero_queue_ttft` is the TTFT without any queueing (mean and P90).
     `slo_rate` is the highest offered rate at which the SLO holds. `bottleneck` names the stage of
-    Eq 6 that binds. `cost` maps named cost figures (with units in the name) to values.
+    Eq 6 that binds. `stalled_s`: seconds that the measuring process stood still (it, not its
+    workers). `cost` maps named cost figures (with units in the name) to values.
     """
 
     name: str
@@ -187,6 +188,7 @@ class ConfigurationSummary:
     phases: tuple[PhaseSummary, ...] = ()
     pacing_overruns: int = 0
     paced_steps: int = 0
+    stalled_s: float = 0.0
     cost: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

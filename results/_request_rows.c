@@ -1,0 +1,608 @@
+/* Copies what request records hold into columns: the twin of request_rows.PythonCopier, which says
+ * what for. Slots of a record are read where they lie in it, seconds become microseconds at once,
+ * and each column that repeats itself is numbered by itself.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <structmember.h>
+
+#ifdef Py_GIL_DISABLED
+#error "Records are read without a lock of their own"
+#endif
+
+/* Values of a column that are known by their address; the rest are looked up. A power of two. */
+#define KNOWN 256
+#define NUMBERS_A_RUN 3
+
+/* Where a record keeps a field. */
+typedef struct {
+    PyObject *name;
+    Py_ssize_t offset; /* in a record of exactly the class; -1: only by name */
+} Field;
+
+typedef struct {
+    PyObject *value; /* owned, so that its address stays its own; or NULL */
+    int32_t number;
+} Known;
+
+/* A column that repeats itself: its values in order of first appearance. */
+typedef struct {
+    PyObject *numbers; /* dict: value to number */
+    PyObject *values;  /* list */
+    Known known[KNOWN];
+} Names;
+
+typedef struct {
+    PyObject_HEAD
+    PyTypeObject *record_type;
+    Py_ssize_t times, counts, others; /* fields of each kind */
+    Field *fields;                    /* times, counts, others, and the runs of tokens */
+    Names *names;                     /* of each of the others */
+    /* Columns by row: one array for all of a kind, `capacity` values a column. */
+    Py_buffer times_us, count_values, codes, runs_each;
+    bool ready;   /* the four are there */
+    bool copying; /* a value's own code must not begin anew meanwhile */
+    Py_ssize_t capacity, rows;
+    char *missing; /* a byte a time, or NULL: none is missing */
+    bool *has_missing;
+    double *runs;
+    Py_ssize_t run_numbers, run_room;
+} Copier;
+
+/* ---- Making one ---- */
+
+static int
+find_field(Field *field, PyTypeObject *type, PyObject *name)
+{
+    PyObject *found = PyObject_GetAttr((PyObject *)type, name);
+    Py_INCREF(name);
+    field->name = name;
+    field->offset = -1;
+    if (found == NULL) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (Py_TYPE(found) == &PyMemberDescr_Type && PyDescr_TYPE(found) == type) {
+        PyMemberDef *member = ((PyMemberDescrObject *)found)->d_member;
+        if (member->type == T_OBJECT_EX && member->offset > 0)
+            field->offset = member->offset;
+    }
+    Py_DECREF(found);
+    return 0;
+}
+
+static void
+release_target(Copier *self)
+{
+    if (self->ready) {
+        self->ready = false;
+        PyBuffer_Release(&self->times_us);
+        PyBuffer_Release(&self->count_values);
+        PyBuffer_Release(&self->codes);
+        PyBuffer_Release(&self->runs_each);
+    }
+    PyMem_Free(self->missing);
+    self->missing = NULL;
+    self->rows = self->run_numbers = 0;
+}
+
+static void
+forget_names(Copier *self)
+{
+    for (Py_ssize_t i = 0; self->names != NULL && i < self->others; i++) {
+        Names *names = &self->names[i];
+        for (int k = 0; k < KNOWN; k++)
+            Py_CLEAR(names->known[k].value);
+        Py_CLEAR(names->numbers);
+        Py_CLEAR(names->values);
+    }
+}
+
+static int
+copier_traverse(Copier *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->record_type);
+    for (Py_ssize_t i = 0; self->names != NULL && i < self->others; i++) {
+        Py_VISIT(self->names[i].numbers);
+        Py_VISIT(self->names[i].values);
+        for (int k = 0; k < KNOWN; k++)
+            Py_VISIT(self->names[i].known[k].value);
+    }
+    return 0;
+}
+
+static int
+copier_clear(Copier *self)
+{
+    forget_names(self);
+    return 0;
+}
+
+static void
+copier_dealloc(Copier *self)
+{
+    PyObject_GC_UnTrack(self);
+    release_target(self);
+    forget_names(self);
+    if (self->fields != NULL)
+        for (Py_ssize_t i = 0; i <= self->times + self->counts + self->others; i++)
+            Py_XDECREF(self->fields[i].name);
+    PyMem_Free(self->fields);
+    PyMem_Free(self->names);
+    PyMem_Free(self->has_missing);
+    PyMem_Free(self->runs);
+    Py_XDECREF(self->record_type);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyObject *
+copier_new(PyTypeObject *type, PyObject *args, PyObject *options)
+{
+    static char *keywords[] = {"record_type", "times", "counts", "others", "runs", NULL};
+    PyTypeObject *record_type;
+    PyObject *kinds[3], *runs;
+    if (!PyArg_ParseTupleAndKeywords(args, options, "O!O!O!O!U:Copier", keywords, &PyType_Type,
+                                     &record_type, &PyTuple_Type, &kinds[0], &PyTuple_Type,
+                                     &kinds[1], &PyTuple_Type, &kinds[2], &runs))
+        return NULL;
+    Copier *self = (Copier *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    Py_INCREF(record_type);
+    self->record_type = record_type;
+    Py_ssize_t counts[3] = {0, 0, 0}, all = 0;
+    for (int kind = 0; kind < 3; kind++)
+        all += counts[kind] = PyTuple_GET_SIZE(kinds[kind]);
+    self->times = counts[0];
+    self->counts = counts[1];
+    self->others = counts[2];
+    self->fields = PyMem_Calloc((size_t)all + 1, sizeof(Field));
+    self->names = PyMem_Calloc((size_t)counts[2] + 1, sizeof(Names));
+    self->has_missing = PyMem_Calloc((size_t)counts[0] + 1, sizeof(bool));
+    if (self->fields == NULL || self->names == NULL || self->has_missing == NULL) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    Field *field = self->fields;
+    for (int kind = 0; kind < 3; kind++)
+        for (Py_ssize_t i = 0; i < counts[kind]; i++) {
+            PyObject *name = PyTuple_GET_ITEM(kinds[kind], i);
+            if (!PyUnicode_Check(name)) {
+                PyErr_SetString(PyExc_TypeError, "names of fields are strings");
+                goto failed;
+            }
+            if (find_field(field++, record_type, name) < 0)
+                goto failed;
+        }
+    if (find_field(field, record_type, runs) < 0)
+        goto failed;
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+/* ---- Where it copies to ---- */
+
+/* With an error set where it is. */
+static bool
+is_copying(const Copier *self)
+{
+    if (self->copying)
+        PyErr_SetString(PyExc_RuntimeError, "a copy is under way");
+    return self->copying;
+}
+
+static int
+take_buffer(PyObject *array, Py_buffer *view, Py_ssize_t itemsize, Py_ssize_t columns)
+{
+    if (PyObject_GetBuffer(array, view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) < 0)
+        return -1;
+    if (view->itemsize != itemsize || (columns && view->len % (itemsize * columns))) {
+        PyErr_SetString(PyExc_ValueError, "an array has another shape than that of its columns");
+        PyBuffer_Release(view);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *
+copier_begin(Copier *self, PyObject *args)
+{
+    PyObject *times_us, *counts, *codes, *runs_each;
+    if (!PyArg_ParseTuple(args, "OOOO:begin", &times_us, &counts, &codes, &runs_each))
+        return NULL;
+    if (is_copying(self))
+        return NULL;
+    release_target(self);
+    forget_names(self);
+    memset(self->has_missing, 0, (size_t)self->times * sizeof(bool));
+    for (Py_ssize_t i = 0; i < self->others; i++) {
+        self->names[i].numbers = PyDict_New();
+        self->names[i].values = PyList_New(0);
+        if (self->names[i].numbers == NULL || self->names[i].values == NULL)
+            return NULL;
+    }
+    if (take_buffer(runs_each, &self->runs_each, 8, 1) < 0)
+        return NULL;
+    if (take_buffer(times_us, &self->times_us, 8, self->times) < 0)
+        goto no_times;
+    if (take_buffer(counts, &self->count_values, 8, self->counts) < 0)
+        goto no_counts;
+    if (take_buffer(codes, &self->codes, 4, self->others) < 0)
+        goto no_codes;
+    Py_ssize_t capacity = self->runs_each.len / 8;
+    if (self->times_us.len != 8 * capacity * self->times ||
+        self->count_values.len != 8 * capacity * self->counts ||
+        self->codes.len != 4 * capacity * self->others) {
+        PyErr_SetString(PyExc_ValueError, "arrays of different capacities");
+        goto different;
+    }
+    self->capacity = capacity;
+    self->ready = true;
+    Py_RETURN_NONE;
+different:
+    PyBuffer_Release(&self->codes);
+no_codes:
+    PyBuffer_Release(&self->count_values);
+no_counts:
+    PyBuffer_Release(&self->times_us);
+no_times:
+    PyBuffer_Release(&self->runs_each);
+    return NULL;
+}
+
+/* ---- Copying ---- */
+
+/* What the record has in the field: the caller's, or NULL with an error set. */
+static inline PyObject *
+get(PyObject *record, bool exact, const Field *field)
+{
+    if (exact && field->offset > 0) {
+        PyObject *value = *(PyObject **)((char *)record + field->offset);
+        if (value != NULL) {
+            Py_INCREF(value);
+            return value;
+        }
+    }
+    return PyObject_GetAttr(record, field->name);
+}
+
+/* The error set becomes one that says which field of which request does not fit. */
+static void
+refuse(PyObject *record, const Field *field, PyObject *value)
+{
+    if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_OverflowError))
+        return;
+    PyErr_Clear();
+    PyObject *ident = PyObject_GetAttrString(record, "id");
+    if (ident != NULL) {
+        PyErr_Format(PyExc_ValueError, "%U of request %S cannot be recorded: %R", field->name,
+                     ident, value);
+        Py_DECREF(ident);
+    }
+}
+
+static int
+set_missing(Copier *self, Py_ssize_t column, Py_ssize_t row)
+{
+    if (self->missing == NULL) {
+        self->missing = PyMem_Calloc((size_t)(self->capacity * self->times) + 1, 1);
+        if (self->missing == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
+    self->missing[column * self->capacity + row] = 1;
+    self->has_missing[column] = true;
+    return 0;
+}
+
+static int
+copy_times(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
+{
+    int64_t *to = (int64_t *)self->times_us.buf + row;
+    for (Py_ssize_t i = 0; i < self->times; i++, to += self->capacity) {
+        PyObject *value = get(record, exact, &self->fields[i]);
+        double seconds;
+        if (value == NULL)
+            return -1;
+        if (PyFloat_CheckExact(value))
+            seconds = PyFloat_AS_DOUBLE(value);
+        else if (value == Py_None)
+            seconds = Py_NAN;
+        else {
+            seconds = PyFloat_AsDouble(value);
+            if (seconds == -1.0 && PyErr_Occurred()) {
+                refuse(record, &self->fields[i], value);
+                Py_DECREF(value);
+                return -1;
+            }
+        }
+        Py_DECREF(value);
+        if (isnan(seconds)) {
+            *to = 0;
+            if (set_missing(self, i, row) < 0)
+                return -1;
+        }
+        else
+            *to = (int64_t)rint(seconds * 1e6);
+    }
+    return 0;
+}
+
+static int
+copy_counts(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
+{
+    const Field *field = self->fields + self->times;
+    int64_t *to = (int64_t *)self->count_values.buf + row;
+    for (Py_ssize_t i = 0; i < self->counts; i++, field++, to += self->capacity) {
+        PyObject *value = get(record, exact, field);
+        if (value == NULL)
+            return -1;
+        /* Takes whatever has __index__; a float has none. */
+        long long number = PyLong_AsLongLong(value);
+        if (number == -1 && PyErr_Occurred()) {
+            refuse(record, field, value);
+            Py_DECREF(value);
+            return -1;
+        }
+        Py_DECREF(value);
+        *to = number;
+    }
+    return 0;
+}
+
+/* The number of `value` in a column, or -1 with an error set. */
+static int32_t
+number_of(Names *names, PyObject *value)
+{
+    Known *known = &names->known[((uintptr_t)value >> 4) & (KNOWN - 1)];
+    if (known->value == value)
+        return known->number;
+    int32_t number;
+    PyObject *found = PyDict_GetItemWithError(names->numbers, value);
+    if (found != NULL)
+        number = (int32_t)PyLong_AsLong(found);
+    else {
+        if (PyErr_Occurred())
+            return -1;
+        Py_ssize_t next = PyList_GET_SIZE(names->values);
+        PyObject *counted = PyLong_FromSsize_t(next);
+        if (counted == NULL)
+            return -1;
+        int failed = PyDict_SetItem(names->numbers, value, counted) < 0 ||
+                     PyList_Append(names->values, value) < 0;
+        Py_DECREF(counted);
+        if (failed)
+            return -1;
+        number = (int32_t)next;
+    }
+    PyObject *before = known->value;
+    Py_INCREF(value);
+    known->value = value;
+    known->number = number;
+    Py_XDECREF(before);
+    return number;
+}
+
+static int
+copy_others(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
+{
+    const Field *field = self->fields + self->times + self->counts;
+    int32_t *to = (int32_t *)self->codes.buf + row;
+    for (Py_ssize_t i = 0; i < self->others; i++, field++, to += self->capacity) {
+        PyObject *value = get(record, exact, field);
+        if (value == NULL)
+            return -1;
+        int32_t number = number_of(&self->names[i], value);
+        Py_DECREF(value);
+        if (number < 0)
+            return -1;
+        *to = number;
+    }
+    return 0;
+}
+
+static int
+add_run(double *to, PyObject *run)
+{
+    PyObject *numbers = PySequence_Fast(run, "a run of tokens is (first_s, step_s, count)");
+    if (numbers == NULL)
+        return -1;
+    int ok = 0;
+    if (PySequence_Fast_GET_SIZE(numbers) != NUMBERS_A_RUN) {
+        PyErr_SetString(PyExc_TypeError, "a run of tokens has three numbers");
+        ok = -1;
+    }
+    for (int i = 0; ok == 0 && i < NUMBERS_A_RUN; i++) {
+        PyObject *number = PySequence_Fast_GET_ITEM(numbers, i);
+        if (PyFloat_CheckExact(number))
+            to[i] = PyFloat_AS_DOUBLE(number);
+        else {
+            Py_INCREF(number);
+            to[i] = PyFloat_AsDouble(number);
+            Py_DECREF(number);
+            if (to[i] == -1.0 && PyErr_Occurred())
+                ok = -1;
+        }
+    }
+    Py_DECREF(numbers);
+    return ok;
+}
+
+static int
+copy_runs(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
+{
+    const Field *field = self->fields + self->times + self->counts + self->others;
+    PyObject *value = get(record, exact, field);
+    if (value == NULL)
+        return -1;
+    PyObject *runs = PySequence_Fast(value, "runs of tokens are a sequence");
+    if (runs == NULL)
+        goto failed;
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(runs);
+    Py_ssize_t needed = self->run_numbers + NUMBERS_A_RUN * count;
+    if (needed > self->run_room) {
+        Py_ssize_t room = needed + needed / 2 + 4096;
+        double *grown = PyMem_Resize(self->runs, double, room);
+        if (grown == NULL) {
+            PyErr_NoMemory();
+            goto failed;
+        }
+        self->runs = grown;
+        self->run_room = room;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        /* A number's own code could shorten the list. */
+        if (i >= PySequence_Fast_GET_SIZE(runs)) {
+            PyErr_SetString(PyExc_TypeError, "runs of tokens changed");
+            goto failed;
+        }
+        PyObject *run = PySequence_Fast_GET_ITEM(runs, i);
+        Py_INCREF(run);
+        int ok = add_run(self->runs + self->run_numbers + NUMBERS_A_RUN * i, run);
+        Py_DECREF(run);
+        if (ok < 0)
+            goto failed;
+    }
+    self->run_numbers = needed;
+    ((int64_t *)self->runs_each.buf)[row] = count;
+    Py_DECREF(runs);
+    Py_DECREF(value);
+    return 0;
+failed:
+    if (PyErr_Occurred())
+        refuse(record, field, value);
+    Py_XDECREF(runs);
+    Py_DECREF(value);
+    return -1;
+}
+
+static PyObject *
+copier_copy(Copier *self, PyObject *held)
+{
+    if (!PyList_Check(held)) {
+        PyErr_SetString(PyExc_TypeError, "copy() takes a list");
+        return NULL;
+    }
+    if (is_copying(self))
+        return NULL;
+    if (!self->ready || self->rows + PyList_GET_SIZE(held) > self->capacity) {
+        PyErr_SetString(PyExc_ValueError, "no room for these records");
+        return NULL;
+    }
+    self->copying = true;
+    Py_ssize_t row = self->rows, runs_before = self->run_numbers;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(held); i++, row++) {
+        PyObject *record = PyList_GET_ITEM(held, i);
+        bool exact = Py_TYPE(record) == self->record_type;
+        if (row >= self->capacity) {
+            PyErr_SetString(PyExc_ValueError, "no room for these records");
+            goto failed;
+        }
+        Py_INCREF(record);
+        int failed = copy_times(self, record, exact, row) < 0 ||
+                     copy_counts(self, record, exact, row) < 0 ||
+                     copy_others(self, record, exact, row) < 0 ||
+                     copy_runs(self, record, exact, row) < 0;
+        Py_DECREF(record);
+        if (failed)
+            goto failed;
+    }
+    if (PyList_SetSlice(held, 0, PyList_GET_SIZE(held), NULL) < 0)
+        goto failed;
+    self->rows = row;
+    self->copying = false;
+    return PyLong_FromSsize_t((self->run_numbers - runs_before) / NUMBERS_A_RUN);
+failed:
+    self->run_numbers = runs_before;
+    self->copying = false;
+    if (self->missing != NULL)
+        for (Py_ssize_t i = 0; i < self->times; i++) {
+            char *column = self->missing + i * self->capacity;
+            memset(column + self->rows, 0, (size_t)(self->capacity - self->rows));
+        }
+    return NULL;
+}
+
+static PyObject *
+copier_take(Copier *self, PyObject *Py_UNUSED(none))
+{
+    if (is_copying(self))
+        return NULL;
+    PyObject *missing = PyList_New(self->times), *values = PyList_New(self->others), *runs = NULL;
+    if (missing == NULL || values == NULL)
+        goto failed;
+    for (Py_ssize_t i = 0; i < self->times; i++) {
+        PyObject *mask = Py_None;
+        if (self->has_missing[i]) {
+            mask = PyBytes_FromStringAndSize(self->missing + i * self->capacity, self->rows);
+            if (mask == NULL)
+                goto failed;
+        }
+        else
+            Py_INCREF(mask);
+        PyList_SET_ITEM(missing, i, mask);
+    }
+    for (Py_ssize_t i = 0; i < self->others; i++) {
+        PyObject *each = self->names[i].values ? self->names[i].values : Py_None;
+        Py_INCREF(each);
+        PyList_SET_ITEM(values, i, each);
+    }
+    runs = PyBytes_FromStringAndSize((char *)self->runs, 8 * self->run_numbers);
+    if (runs == NULL)
+        goto failed;
+    release_target(self);
+    forget_names(self);
+    return Py_BuildValue("(NNN)", missing, values, runs);
+failed:
+    Py_XDECREF(missing);
+    Py_XDECREF(values);
+    return NULL;
+}
+
+static PyMethodDef copier_methods[] = {
+    {"begin", (PyCFunction)copier_begin, METH_VARARGS,
+     "begin(times_us, counts, codes, runs_each): copy to these arrays, from their first row on."},
+    {"copy", (PyCFunction)copier_copy, METH_O,
+     "copy(held): copy and remove the records of a list. How many runs of tokens they have."},
+    {"take", (PyCFunction)copier_take, METH_NOARGS,
+     "take(): masks of missing times, the values of each code, and the numbers of runs."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject Copier_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "results._request_rows.Copier",
+    .tp_doc = "Copies records to columns. See results.request_rows.",
+    .tp_basicsize = sizeof(Copier),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = copier_new,
+    .tp_dealloc = (destructor)copier_dealloc,
+    .tp_traverse = (traverseproc)copier_traverse,
+    .tp_clear = (inquiry)copier_clear,
+    .tp_methods = copier_methods,
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "results._request_rows",
+    .m_doc = "The twin in C of results.request_rows.PythonCopier.",
+    .m_size = -1,
+};
+
+PyMODINIT_FUNC
+PyInit__request_rows(void)
+{
+    PyObject *made = PyModule_Create(&module);
+    if (made != NULL && PyModule_AddType(made, &Copier_type) < 0)
+        Py_CLEAR(made);
+    return made;
+}

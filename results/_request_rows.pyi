@@ -1,0 +1,26 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from results.records import RequestRecord
+
+class Copier:
+    def __new__(
+        cls,
+        record_type: type[RequestRecord],
+        times: tuple[str, ...],
+        counts: tuple[str, ...],
+        others: tuple[str, ...],
+        runs: str,
+    ) -> Copier: ...
+    def begin(
+        self,
+        times_us: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        codes: NDArray[np.int32],
+        runs_each: NDArray[np.int64],
+        /,
+    ) -> None: ...
+    def copy(self, held: list[RequestRecord], /) -> int: ...
+    def take(self) -> tuple[list[bytes | None], list[list[Any]], bytes]: ...
