@@ -166,6 +166,7 @@ def _summarised(
         phases=tuple(phases),
         pacing_overruns=int(facts.get("pacing_overruns", 0)),
         paced_steps=int(facts.get("paced_steps", 0)),
+        stalled_s=float(facts.get("stalled_s", 0.0)),
     )
 
 

@@ -58,6 +58,12 @@ def faults(
                     "measure.capacity_window_s or more requests would do",
                     ExitCode.INCOMPLETE,
                 )
+        if each.stalled_s:
+            yield Fault(
+                f"{each.name}: the harness itself stood still for {each.stalled_s:.1f} s (stopped, "
+                "swapped out, or the machine was); figures of that time are its own",
+                ExitCode.CLIENT_LIMITED,
+            )
         limit = experiment.emulate.overrun_limit
         if each.paced_steps and each.pacing_overruns > limit * each.paced_steps:
             yield Fault(

@@ -62,7 +62,8 @@ CONNECTIONS = 2
 @dataclass(slots=True)
 class Report:
     """What a soak did and found. `faults` counts each kind; `holdings` has a line for each process;
-    `cores` is what all processes used on average."""
+    `cores` is what all processes used on average; `stalled_s` is how long the harness itself stood
+    still (nobody may be lost for that)."""
 
     seconds: float = 0.0
     counts: ReplayCounts = field(default_factory=ReplayCounts)
@@ -74,6 +75,7 @@ class Report:
     fetches_failed: int = 0
     audited: int = 0
     half_audited: int = 0
+    stalled_s: float = 0.0
     faults: dict[str, int] = field(default_factory=dict)
     holdings: list[str] = field(default_factory=list)
     cores: float = 0.0
@@ -97,6 +99,7 @@ class Report:
             f"{self.audited} caches audited, the same digest at both ends; {self.half_audited} at "
             "one end only",
             f"{self.processes} processes below the harness, {self.cores:.2f} cores on average",
+            *([f"the harness stood still for {self.stalled_s:.1f} s"] if self.stalled_s else []),
             *self.holdings,
             *(f"VIOLATION {each}" for each in self.violations),
         ]
@@ -196,6 +199,7 @@ async def _soak(
         if fleet.copier is not None:
             report.fetched = fleet.copier.figures.fetched
             report.fetches_failed = fleet.copier.figures.failed
+        report.stalled_s = fleet.facts()["stalled_s"]
         report.processes = len(descendants(os.getpid()))
         _judge(report, holdings, expected)
     finally:

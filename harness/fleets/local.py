@@ -40,6 +40,7 @@ from harness.prediction import peak_rate, plan_experiment
 from harness.prefixes import PrefixKeeper
 from harness.profiles import load_profile
 from harness.scale import Scale
+from harness.stalls import OwnStalls
 from harness.topology import PD, PRFAAS, build_view, instance_specs
 from harness.view import View
 from results.rows import AuditRow
@@ -133,6 +134,7 @@ class LocalFleet:
         self._workers: dict[str, _Worker] = {}
         self._watchers: list[asyncio.Future[None]] = []
         self._start_s = 0.0
+        self._stalls = OwnStalls()
         self._closing = False
 
     async def start(self) -> None:
@@ -164,10 +166,12 @@ class LocalFleet:
             self._listen(PRFAAS, PD)
             if self.copier is not None:  # nothing else crosses that way
                 self._listen(PD, PRFAAS)
+        self._stalls.watch()
         self._start_s = time.monotonic() - began_s
 
     async def close(self) -> None:
         self._closing = True
+        self._stalls.close()
         self._end_instances()
         for watcher in self._watchers:
             watcher.cancel()
@@ -271,6 +275,7 @@ class LocalFleet:
             "lost_workers": sorted(each.spec.name for each in remote if each.lost),
             "paced_steps": sum(each.paced_jobs for each in remote),
             "pacing_overruns": sum(each.overruns for each in remote),
+            **self._stalls.facts(),
             **(self.copier.facts() if self.copier else {}),
         }
 
@@ -363,6 +368,7 @@ class LocalFleet:
             self._engine_request,
             self._page_tokens(),
             partial(self._lost, spec),
+            self._stalls.timeout,
         )
 
     def _argv(self, spec: InstanceSpec, socket: Path, data_port: int) -> list[str]:

@@ -139,11 +139,13 @@ class RayFleet(LocalFleet):
             asyncio.ensure_future(self._watch(self._remote(name))) for name in self._hosts
         ]
         self._keep(self._sample())
+        self._stalls.watch()
         self._start_s = time.monotonic() - began_s
 
     async def close(self) -> None:
         """Workers end, their logs are gathered, their actors go. Idempotent."""
         self._closing = True
+        self._stalls.close()
         self._end_instances()
         for task in (*self._watchers, *self._tasks):
             task.cancel()

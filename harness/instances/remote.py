@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +32,14 @@ from workloads.request import Request
 
 #: Turns a request into what the engine sees: (prompt token ids, tokens to generate).
 EngineRequest = Callable[[Request], tuple[list[int], int]]
+#: Raises TimeoutError in its block after so many seconds.
+Timeout = Callable[[float], AbstractAsyncContextManager[object]]
 
 #: No answer from a worker's control socket within this time means that it is lost.
 CONTROL_TIMEOUT_S = 5.0
 #: A healthy worker answers in milliseconds; on a busy host in tenths of a second.
 SILENCE_S = 3.0
+_BOUNDED_OUTSIDE = aiohttp.ClientTimeout(total=None, sock_connect=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +77,11 @@ class RemoteInstance:
         engine_request: EngineRequest,
         page_tokens: int,
         on_silent: Callable[[str], None] | None = None,
+        timeout: Timeout = asyncio.timeout,
     ) -> None:
         """`page_tokens` is a cache page of the worker in tokens of the modelled system; `on_silent`
-        hears why the worker is taken to be lost, and calls `mark_lost`."""
+        hears why the worker is taken to be lost, and calls `mark_lost`; `timeout` is for what the
+        worker answers at once if it lives."""
         self.spec = spec
         self.role = spec.role
         self.local_data = local_data
@@ -86,6 +92,7 @@ class RemoteInstance:
         self._engine_request = engine_request
         self._page_tokens = page_tokens
         self._on_silent = on_silent
+        self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._abandoning: set[asyncio.Task[None]] = set()
         self._lost: asyncio.Future[str] = self._loop.create_future()
@@ -208,7 +215,10 @@ class RemoteInstance:
     async def alive(self, timeout_s: float) -> bool:
         """Whether the worker answers at all within `timeout_s`."""
         try:
-            async with self._session.get("/health", timeout=_timeout(timeout_s)):
+            async with (
+                self._timeout(timeout_s),
+                self._session.get("/health", timeout=_BOUNDED_OUTSIDE),
+            ):
                 return True
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
             return False
@@ -242,7 +252,10 @@ class RemoteInstance:
         raise InstanceLost(self.spec.name, self._lost.result())
 
     async def _get(self, path: str) -> Any:
-        async with self._session.get(path, timeout=_timeout(CONTROL_TIMEOUT_S)) as response:
+        async with (
+            self._timeout(CONTROL_TIMEOUT_S),
+            self._session.get(path, timeout=_BOUNDED_OUTSIDE) as response,
+        ):
             return await response.json()
 
     async def _post(self, path: str, body: dict[str, Any], timeout_s: float | None = None) -> Any:

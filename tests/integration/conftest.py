@@ -51,7 +51,10 @@ n_prefill = 1
 n_decode = 2
 """
 
-SENT_LATE = r"\w+: requests were sent up to \S+ s late \(p99; limit \S+ s\)"
+SLOW_HARNESS = (
+    r"\w+: (requests were sent up to \S+ s late \(p99; limit \S+ s\)"
+    r"|the harness itself stood still for .*)"
+)
 
 
 @pytest.fixture
@@ -97,13 +100,14 @@ class Cli:
 
     def run_whole(self, *words: str, timeout_s: float = 100) -> dict[str, Any]:
         """The summary of `prfaas run --json`, which ended well. A busy machine sends requests late,
-        and the verdict must say so; it is no reason to fail. Anything else that it says is."""
+        or lets the harness stand still, and the verdict must say so; it is no reason to fail.
+        Anything else that it says is."""
         done = self.run("run", *words, "--json", timeout_s=timeout_s)
         assert done.returncode in (ExitCode.OK, ExitCode.CLIENT_LIMITED), done.stderr
         summary: dict[str, Any] = json.loads(done.stdout)
-        late = done.returncode == ExitCode.CLIENT_LIMITED
+        slow = done.returncode == ExitCode.CLIENT_LIMITED
         assert summary["complete"] is True
-        assert re.fullmatch(SENT_LATE if late else "ok", summary["verdict"])
+        assert re.fullmatch(SLOW_HARNESS if slow else "ok", summary["verdict"])
         return summary
 
 

@@ -239,3 +239,44 @@ def test_a_stopped_worker_is_noticed_and_routed_around(cli, experiment_file):
     assert configuration["phases"][0]["counts"]["failed"] == 0
     assert summary["extra"]["fleets"]["prfaas"]["lost_workers"] == ["prfaas-0"]
     assert_nothing_left(process.pid, descendants)
+
+
+def test_a_harness_that_was_stopped_itself_loses_nobody_and_says_so(cli, experiment_file):
+    lengths = ("measure.capacity_window_s=40", "measure.latency_window_s=5")
+    process = cli.start(
+        "run", str(experiment_file), "--json", *[w for v in lengths for w in ("--set", v)]
+    )
+    logs = cli.folder / "runs"
+    wait_for(
+        lambda: "capacity at" in "".join(p.read_text() for p in logs.glob("*/log.jsonl")),
+        60,
+        "the first phase",
+    )
+    descendants = children(process.pid)
+    names = ["prfaas-0", "pd-0", "pd-1", "pd-2"]
+    workers = [next(p for p in descendants if listens_as(p, f"{n}.sock")) for n in names]
+    time.sleep(1.5)
+    # Whoever is stopped for a moment has the harness waiting for a sign of life, which is there
+    # when the harness goes on.
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(0.6)
+    os.kill(process.pid, signal.SIGSTOP)
+    for pid in workers:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(6.5)
+    os.kill(process.pid, signal.SIGCONT)
+    out, _ = process.communicate(timeout=100)
+    assert process.returncode == 5, json.loads(out)["verdict"]
+    summary = json.loads(out)
+    assert "the harness itself stood still for " in summary["verdict"]
+    (configuration,) = summary["configurations"]
+    assert configuration["stalled_s"] > 5.5
+    for phase in configuration["phases"]:
+        counts = phase["counts"]
+        assert balance(counts)
+        assert (counts["failed"], counts["unsent"], counts["mismatched"]) == (0, 0, 0)
+    fleet = summary["extra"]["fleets"]["prfaas"]
+    assert fleet["lost_workers"] == []
+    assert 5.5 < fleet["stalls"][0]["seconds"] <= fleet["stalled_s"] + 0.2
+    assert_nothing_left(process.pid, descendants)

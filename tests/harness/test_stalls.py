@@ -1,0 +1,146 @@
+"""A loop that stood still takes nobody for silent, and says that it did. On a clock that jumps."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from harness.stalls import OwnStalls
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """To its timers a jump is time in which it did not run."""
+
+    ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_s
+
+    async def runs(self, seconds: float) -> None:
+        """Time passes, and the loop runs all along."""
+        for _ in range(round(seconds / 0.1)):
+            self.ahead_s += 0.1
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+
+def run(test: Callable[[JumpingLoop, OwnStalls], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, JumpingLoop)
+        stalls = OwnStalls()
+        stalls.watch()
+        try:
+            await test(loop, stalls)
+        finally:
+            stalls.close()
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(main())
+
+
+async def waits(stalls: OwnStalls, seconds: float, answer: asyncio.Future[None]) -> str:
+    try:
+        async with stalls.timeout(seconds):
+            await answer
+    except TimeoutError:
+        return "silent"
+    return "answered"
+
+
+def test_whoever_is_silent_while_the_loop_runs_is_out_of_time():
+    async def test(loop: JumpingLoop, stalls: OwnStalls) -> None:
+        waiting = loop.create_task(waits(stalls, 3.0, loop.create_future()))
+        await loop.runs(2.7)
+        assert not waiting.done()
+        await loop.runs(0.6)
+        assert await waiting == "silent"
+        assert (stalls.n, stalls.total_s) == (0, 0.0)
+
+    run(test)
+
+
+@pytest.mark.parametrize("before_s", [0.0, 0.1, 1.5, 2.9])
+def test_after_a_stall_everybody_has_the_whole_of_the_time_again(before_s: float):
+    async def test(loop: JumpingLoop, stalls: OwnStalls) -> None:
+        waiting = loop.create_task(waits(stalls, 3.0, loop.create_future()))
+        await asyncio.sleep(0)
+        await loop.runs(before_s)
+        loop.ahead_s += 7.0
+        await loop.runs(2.7)
+        assert not waiting.done()
+        await loop.runs(0.6)
+        assert await waiting == "silent"
+        assert stalls.n == 1
+        assert stalls.total_s == pytest.approx(7.0, abs=0.4)
+        (stall,) = stalls.last
+        assert stall.ended_s - stall.began_s == pytest.approx(7.0, abs=0.5)
+
+    run(test)
+
+
+def test_an_answer_that_came_during_the_stall_counts():
+    async def test(loop: JumpingLoop, stalls: OwnStalls) -> None:
+        answer = loop.create_future()
+        waiting = loop.create_task(waits(stalls, 3.0, answer))
+        await loop.runs(0.2)
+        loop.ahead_s += 7.0
+        # The timers are due before the answer is read.
+        loop.call_later(0.05, answer.set_result, None)
+        await loop.runs(0.3)
+        assert await waiting == "answered"
+
+    run(test)
+
+
+def test_a_deadline_that_begins_after_a_stall_is_as_long_as_ever():
+    async def test(loop: JumpingLoop, stalls: OwnStalls) -> None:
+        await loop.runs(1.0)
+        loop.ahead_s += 7.0
+        await loop.runs(2.0)
+        waiting = loop.create_task(waits(stalls, 3.0, loop.create_future()))
+        await loop.runs(2.7)
+        assert not waiting.done()
+        await loop.runs(0.6)
+        assert await waiting == "silent"
+
+    run(test)
+
+
+def test_a_slow_beat_is_no_stall_and_each_stall_counts_once():
+    async def test(loop: JumpingLoop, stalls: OwnStalls) -> None:
+        for _ in range(10):
+            loop.ahead_s += 0.9
+            await loop.runs(0.3)
+        assert stalls.n == 0
+        for _ in range(2):
+            loop.ahead_s += 2.0
+            await loop.runs(1.0)
+        assert stalls.n == 2
+        assert stalls.total_s == pytest.approx(4.0, abs=0.6)
+
+    run(test)
+
+
+def test_nothing_is_noted_before_and_after():
+    async def test(loop: JumpingLoop, stalls: OwnStalls) -> None:
+        stalls.close()
+        loop.ahead_s += 7.0
+        await loop.runs(1.0)
+        assert await waits(stalls, 0.0, loop.create_future()) == "silent"
+        assert stalls.n == 0
+
+    run(test)
+
+
+def test_a_cancelled_wait_is_cancelled_and_leaves_no_timer():
+    async def test(loop: JumpingLoop, stalls: OwnStalls) -> None:
+        waiting = loop.create_task(waits(stalls, 3.0, loop.create_future()))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await loop.runs(4.0)
+
+    run(test)
