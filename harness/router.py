@@ -82,6 +82,7 @@ class Router:
     ) -> None:
         self.policy = policy
         self.view = view
+        view.explains = on_decision is not None
         self._instances = instances
         self._links = links
         self._retry = retry

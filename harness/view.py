@@ -36,7 +36,8 @@ class PrefixHits(Protocol):
 @dataclass(slots=True)
 class View:
     """Everything a policy may look at when it routes. `copies`: prefixes can be fetched from
-    another cluster before a prefill.
+    another cluster before a prefill. `explains`: somebody wants to know what else a decision could
+    have been, so it is worth predicting what the choice does not depend on.
 
     An instance takes work while it is not lost (what whoever watches it says, `set_lost`) and
     stands in a role (what changes of role say, `leave` and `enter`); neither undoes the other.
@@ -49,6 +50,7 @@ class View:
     directory: PrefixHits | None = None
     byte_scale: float = 1.0
     copies: bool = False
+    explains: bool = False
     #: Names of instances that are dead, or do not answer, and are not back yet.
     lost: set[str] = field(default_factory=set)
     #: Losses so far, and which of them was each instance's last.

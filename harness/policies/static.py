@@ -105,14 +105,17 @@ class PrfaasStatic:
     def route(self, request: Request, view: View) -> Decision:
         threshold = self.threshold_tokens
         incremental = request.input_tokens - hit_tokens(view, self.local, request)
-        remote = candidate(request, view, self.remote, self.local)
-        local = candidate(request, view, self.local, self.local)
         if incremental > threshold:
-            chosen, other, reason = remote, local, "above threshold"
+            side, other_side, reason = self.remote, self.local, "above threshold"
         else:
-            chosen, other, reason = local, remote, "within threshold"
+            side, other_side, reason = self.local, self.remote, "within threshold"
+        chosen = candidate(request, view, side, self.local)
+        other = None
+        if chosen is None or view.explains:
+            other = candidate(request, view, other_side, self.local)
+        considered = (chosen, other) if side == self.remote else (other, chosen)
         if chosen is None:
             chosen, reason = other, "other side: none usable"
         if chosen is None:
             raise no_prefill(self.remote, self.local)
-        return decide(request, view, chosen, self.local, reason, (remote, local), threshold)
+        return decide(request, view, chosen, self.local, reason, considered, threshold)

@@ -59,7 +59,11 @@ def test_threshold_is_strict_and_work_is_predicted_from_the_clusters_profile():
     assert local.predicted_work_s == H20.prefill_s(19_400)
     assert remote.predicted_work_s == H200.prefill_s(19_401)
     assert local.decode_cluster == remote.decode_cluster == "pd"
-    assert dict(remote.alternatives) == {
+    assert dict(remote.alternatives) == {"prfaas": pytest.approx(H200.prefill_s(19_401))}
+    view.explains = True
+    explained = policy.route(request_of(19_401), view)
+    assert explained.prefill_key == remote.prefill_key
+    assert dict(explained.alternatives) == {
         "prfaas": pytest.approx(H200.prefill_s(19_401)),
         "pd": pytest.approx(H20.prefill_s(19_401)),
     }
