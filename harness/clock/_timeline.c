@@ -56,6 +56,7 @@ typedef struct timeline {
     Py_ssize_t cancelled; /* timers in the heap */
     Py_ssize_t passes_at_now, busy_passes;
     char stopping;
+    char debug;
 } Timeline;
 
 static PyTypeObject Handle_type;
@@ -699,6 +700,13 @@ timeline_run_once(Timeline *self, PyObject *Py_UNUSED(none))
     }
 }
 
+/* asyncio asks for each future that is made. */
+static PyObject *
+timeline_get_debug(Timeline *self, PyObject *Py_UNUSED(none))
+{
+    return PyBool_FromLong(self->debug);
+}
+
 static PyMethodDef timeline_methods[] = {
     {"time", (PyCFunction)timeline_time, METH_NOARGS, "Seconds from 0."},
     {"call_at", (PyCFunction)(void (*)(void))timeline_call_at, METH_FASTCALL | METH_KEYWORDS,
@@ -707,6 +715,7 @@ static PyMethodDef timeline_methods[] = {
      "Like call_at, from now on."},
     {"call_soon", (PyCFunction)(void (*)(void))timeline_call_soon, METH_FASTCALL | METH_KEYWORDS,
      "In the next pass."},
+    {"get_debug", (PyCFunction)timeline_get_debug, METH_NOARGS, "As asyncio's own."},
     {"_forget", (PyCFunction)timeline_forget, METH_NOARGS, "Drop all handles."},
     {"_run_once", (PyCFunction)timeline_run_once, METH_NOARGS,
      "Pass after pass until the loop is stopped."},
@@ -715,6 +724,7 @@ static PyMethodDef timeline_methods[] = {
 
 static PyMemberDef timeline_members[] = {
     {"_stopping", T_BOOL, offsetof(Timeline, stopping), 0, "Set by asyncio's own stop()."},
+    {"_debug", T_BOOL, offsetof(Timeline, debug), 0, "Set by asyncio's own set_debug()."},
     {"_timer_count", T_PYSSIZET, offsetof(Timeline, timers), READONLY, "Cancelled ones included."},
     {"_cancelled_count", T_PYSSIZET, offsetof(Timeline, cancelled), READONLY, "Cancelled timers."},
     {"_busy_passes", T_PYSSIZET, offsetof(Timeline, busy_passes), 0, "Passes at one instant."},
