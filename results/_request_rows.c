@@ -17,8 +17,10 @@
 #endif
 
 /* Values of a column that are known by their address; the rest are looked up. A power of two. */
-#define KNOWN 256
+#define KNOWN 2048
 #define NUMBERS_A_RUN 3
+/* Records that are fetched into the cache before they are read. */
+#define AHEAD 2
 
 /* Where a record keeps a field. */
 typedef struct {
@@ -260,18 +262,57 @@ no_times:
 
 /* ---- Copying ---- */
 
+/* What lies in the record's slot of a field, borrowed; NULL where there is none to look into. */
+static inline PyObject *
+peek(PyObject *record, bool exact, const Field *field)
+{
+    return exact && field->offset > 0 ? *(PyObject **)((char *)record + field->offset) : NULL;
+}
+
 /* What the record has in the field: the caller's, or NULL with an error set. */
 static inline PyObject *
 get(PyObject *record, bool exact, const Field *field)
 {
-    if (exact && field->offset > 0) {
-        PyObject *value = *(PyObject **)((char *)record + field->offset);
-        if (value != NULL) {
-            Py_INCREF(value);
-            return value;
-        }
+    PyObject *value = peek(record, exact, field);
+    if (value == NULL)
+        return PyObject_GetAttr(record, field->name);
+    Py_INCREF(value);
+    return value;
+}
+
+/* Fetches into the cache what copying record `at` and those after it will read: each step needs what
+ * the one before it has fetched, a few records earlier. A fetch of what is not there does no harm.
+ */
+static inline void
+fetch_ahead(const Copier *self, PyObject *held, Py_ssize_t at)
+{
+    const Field *fields = self->fields;
+    const Field *runs = fields + self->times + self->counts + self->others;
+    Py_ssize_t size = PyList_GET_SIZE(held);
+    if (at + 4 * AHEAD < size) {
+        const char *record = (const char *)PyList_GET_ITEM(held, at + 4 * AHEAD);
+        for (Py_ssize_t i = 0; i < self->record_type->tp_basicsize; i += 64)
+            __builtin_prefetch(record + i);
     }
-    return PyObject_GetAttr(record, field->name);
+    if (at + 3 * AHEAD < size) {
+        PyObject *record = PyList_GET_ITEM(held, at + 3 * AHEAD);
+        bool exact = Py_TYPE(record) == self->record_type;
+        for (Py_ssize_t i = 0; i < self->times + self->counts; i++)
+            __builtin_prefetch(peek(record, exact, &fields[i]));
+        __builtin_prefetch(peek(record, exact, runs));
+    }
+    for (int step = 2; step > 0; step--) {
+        if (at + step * AHEAD >= size)
+            continue;
+        PyObject *record = PyList_GET_ITEM(held, at + step * AHEAD);
+        PyObject *list = peek(record, Py_TYPE(record) == self->record_type, runs);
+        if (list == NULL || !PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0)
+            continue;
+        if (step == 2)
+            __builtin_prefetch(((PyListObject *)list)->ob_item);
+        else
+            __builtin_prefetch(PyList_GET_ITEM(list, 0));
+    }
 }
 
 /* The error set becomes one that says which field of which request does not fit. */
@@ -309,23 +350,24 @@ copy_times(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
 {
     int64_t *to = (int64_t *)self->times_us.buf + row;
     for (Py_ssize_t i = 0; i < self->times; i++, to += self->capacity) {
-        PyObject *value = get(record, exact, &self->fields[i]);
+        PyObject *value = peek(record, exact, &self->fields[i]);
         double seconds;
-        if (value == NULL)
-            return -1;
-        if (PyFloat_CheckExact(value))
+        if (value != NULL && PyFloat_CheckExact(value))
             seconds = PyFloat_AS_DOUBLE(value);
         else if (value == Py_None)
             seconds = Py_NAN;
         else {
-            seconds = PyFloat_AsDouble(value);
+            value = get(record, exact, &self->fields[i]);
+            if (value == NULL)
+                return -1;
+            seconds = value == Py_None ? Py_NAN : PyFloat_AsDouble(value);
             if (seconds == -1.0 && PyErr_Occurred()) {
                 refuse(record, &self->fields[i], value);
                 Py_DECREF(value);
                 return -1;
             }
+            Py_DECREF(value);
         }
-        Py_DECREF(value);
         if (isnan(seconds)) {
             *to = 0;
             if (set_missing(self, i, row) < 0)
@@ -359,11 +401,17 @@ copy_counts(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
     return 0;
 }
 
+static inline Known *
+known_place(Names *names, const PyObject *value)
+{
+    return &names->known[((uintptr_t)value >> 4) & (KNOWN - 1)];
+}
+
 /* The number of `value` in a column, or -1 with an error set. */
 static int32_t
 number_of(Names *names, PyObject *value)
 {
-    Known *known = &names->known[((uintptr_t)value >> 4) & (KNOWN - 1)];
+    Known *known = known_place(names, value);
     if (known->value == value)
         return known->number;
     int32_t number;
@@ -398,7 +446,15 @@ copy_others(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
     const Field *field = self->fields + self->times + self->counts;
     int32_t *to = (int32_t *)self->codes.buf + row;
     for (Py_ssize_t i = 0; i < self->others; i++, field++, to += self->capacity) {
-        PyObject *value = get(record, exact, field);
+        PyObject *value = peek(record, exact, field);
+        if (value != NULL) {
+            const Known *known = known_place(&self->names[i], value);
+            if (known->value == value) {
+                *to = known->number;
+                continue;
+            }
+        }
+        value = get(record, exact, field);
         if (value == NULL)
             return -1;
         int32_t number = number_of(&self->names[i], value);
@@ -501,6 +557,7 @@ copier_copy(Copier *self, PyObject *held)
     self->copying = true;
     Py_ssize_t row = self->rows, runs_before = self->run_numbers;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(held); i++, row++) {
+        fetch_ahead(self, held, i);
         PyObject *record = PyList_GET_ITEM(held, i);
         bool exact = Py_TYPE(record) == self->record_type;
         if (row >= self->capacity) {

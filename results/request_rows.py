@@ -28,7 +28,7 @@ from results.records import RequestRecord, TokenRun
 from results.schemas import REQUESTS
 
 #: Records that are copied together. More would have left the cache by then.
-HELD = 128
+HELD = 64
 
 _FIELDS = list(REQUESTS)[2:]
 _TIMES = [field.name for field in _FIELDS if field.name.endswith("_us")]
