@@ -19,8 +19,6 @@
 /* Values of a column that are known by their address; the rest are looked up. A power of two. */
 #define KNOWN 2048
 #define NUMBERS_A_RUN 3
-/* Records that are fetched into the cache before they are read. */
-#define AHEAD 2
 
 /* Where a record keeps a field. */
 typedef struct {
@@ -50,7 +48,7 @@ typedef struct {
     Py_buffer times_us, count_values, codes, runs_each;
     bool ready;   /* the four are there */
     bool copying; /* a value's own code must not begin anew meanwhile */
-    Py_ssize_t capacity, rows;
+    Py_ssize_t capacity, rows, max_runs;
     char *missing; /* a byte a time, or NULL: none is missing */
     bool *has_missing;
     double *runs;
@@ -218,7 +216,8 @@ static PyObject *
 copier_begin(Copier *self, PyObject *args)
 {
     PyObject *times_us, *counts, *codes, *runs_each;
-    if (!PyArg_ParseTuple(args, "OOOO:begin", &times_us, &counts, &codes, &runs_each))
+    Py_ssize_t max_runs;
+    if (!PyArg_ParseTuple(args, "OOOOn:begin", &times_us, &counts, &codes, &runs_each, &max_runs))
         return NULL;
     if (is_copying(self))
         return NULL;
@@ -247,6 +246,7 @@ copier_begin(Copier *self, PyObject *args)
         goto different;
     }
     self->capacity = capacity;
+    self->max_runs = max_runs;
     self->ready = true;
     Py_RETURN_NONE;
 different:
@@ -280,39 +280,14 @@ get(PyObject *record, bool exact, const Field *field)
     return value;
 }
 
-/* Fetches into the cache what copying record `at` and those after it will read: each step needs what
- * the one before it has fetched, a few records earlier. A fetch of what is not there does no harm.
- */
+/* Fetches what copying a record reads into the cache, all at once. */
 static inline void
-fetch_ahead(const Copier *self, PyObject *held, Py_ssize_t at)
+fetch(const Copier *self, PyObject *record, bool exact)
 {
-    const Field *fields = self->fields;
-    const Field *runs = fields + self->times + self->counts + self->others;
-    Py_ssize_t size = PyList_GET_SIZE(held);
-    if (at + 4 * AHEAD < size) {
-        const char *record = (const char *)PyList_GET_ITEM(held, at + 4 * AHEAD);
-        for (Py_ssize_t i = 0; i < self->record_type->tp_basicsize; i += 64)
-            __builtin_prefetch(record + i);
-    }
-    if (at + 3 * AHEAD < size) {
-        PyObject *record = PyList_GET_ITEM(held, at + 3 * AHEAD);
-        bool exact = Py_TYPE(record) == self->record_type;
-        for (Py_ssize_t i = 0; i < self->times + self->counts; i++)
-            __builtin_prefetch(peek(record, exact, &fields[i]));
-        __builtin_prefetch(peek(record, exact, runs));
-    }
-    for (int step = 2; step > 0; step--) {
-        if (at + step * AHEAD >= size)
-            continue;
-        PyObject *record = PyList_GET_ITEM(held, at + step * AHEAD);
-        PyObject *list = peek(record, Py_TYPE(record) == self->record_type, runs);
-        if (list == NULL || !PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0)
-            continue;
-        if (step == 2)
-            __builtin_prefetch(((PyListObject *)list)->ob_item);
-        else
-            __builtin_prefetch(PyList_GET_ITEM(list, 0));
-    }
+    Py_ssize_t numbers = self->times + self->counts;
+    for (Py_ssize_t i = 0; i < numbers; i++)
+        __builtin_prefetch(peek(record, exact, &self->fields[i]));
+    __builtin_prefetch(peek(record, exact, &self->fields[numbers + self->others]));
 }
 
 /* The error set becomes one that says which field of which request does not fit. */
@@ -542,51 +517,32 @@ failed:
 }
 
 static PyObject *
-copier_copy(Copier *self, PyObject *held)
+copier_add(Copier *self, PyObject *record)
 {
-    if (!PyList_Check(held)) {
-        PyErr_SetString(PyExc_TypeError, "copy() takes a list");
-        return NULL;
-    }
     if (is_copying(self))
         return NULL;
-    if (!self->ready || self->rows + PyList_GET_SIZE(held) > self->capacity) {
-        PyErr_SetString(PyExc_ValueError, "no room for these records");
+    if (!self->ready || self->rows >= self->capacity) {
+        PyErr_SetString(PyExc_ValueError, "no room for a record");
         return NULL;
     }
-    self->copying = true;
     Py_ssize_t row = self->rows, runs_before = self->run_numbers;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(held); i++, row++) {
-        fetch_ahead(self, held, i);
-        PyObject *record = PyList_GET_ITEM(held, i);
-        bool exact = Py_TYPE(record) == self->record_type;
-        if (row >= self->capacity) {
-            PyErr_SetString(PyExc_ValueError, "no room for these records");
-            goto failed;
-        }
-        Py_INCREF(record);
-        int failed = copy_times(self, record, exact, row) < 0 ||
-                     copy_counts(self, record, exact, row) < 0 ||
-                     copy_others(self, record, exact, row) < 0 ||
-                     copy_runs(self, record, exact, row) < 0;
-        Py_DECREF(record);
-        if (failed)
-            goto failed;
+    bool exact = Py_TYPE(record) == self->record_type;
+    fetch(self, record, exact);
+    self->copying = true;
+    int failed =
+        copy_others(self, record, exact, row) < 0 || copy_times(self, record, exact, row) < 0 ||
+        copy_counts(self, record, exact, row) < 0 || copy_runs(self, record, exact, row) < 0;
+    self->copying = false;
+    if (failed) {
+        self->run_numbers = runs_before;
+        if (self->missing != NULL)
+            for (Py_ssize_t i = 0; i < self->times; i++)
+                self->missing[i * self->capacity + row] = 0;
+        return NULL;
     }
-    if (PyList_SetSlice(held, 0, PyList_GET_SIZE(held), NULL) < 0)
-        goto failed;
-    self->rows = row;
-    self->copying = false;
-    return PyLong_FromSsize_t((self->run_numbers - runs_before) / NUMBERS_A_RUN);
-failed:
-    self->run_numbers = runs_before;
-    self->copying = false;
-    if (self->missing != NULL)
-        for (Py_ssize_t i = 0; i < self->times; i++) {
-            char *column = self->missing + i * self->capacity;
-            memset(column + self->rows, 0, (size_t)(self->capacity - self->rows));
-        }
-    return NULL;
+    self->rows = row + 1;
+    return PyBool_FromLong(self->rows == self->capacity ||
+                           self->run_numbers >= NUMBERS_A_RUN * self->max_runs);
 }
 
 static PyObject *
@@ -627,12 +583,17 @@ failed:
 
 static PyMethodDef copier_methods[] = {
     {"begin", (PyCFunction)copier_begin, METH_VARARGS,
-     "begin(times_us, counts, codes, runs_each): copy to these arrays, from their first row on."},
-    {"copy", (PyCFunction)copier_copy, METH_O,
-     "copy(held): copy and remove the records of a list. How many runs of tokens they have."},
+     "begin(times_us, counts, codes, runs_each, max_runs): copy to these arrays from now on."},
+    {"add", (PyCFunction)copier_add, METH_O,
+     "add(record): copy it. Whether there is no room for more."},
     {"take", (PyCFunction)copier_take, METH_NOARGS,
      "take(): masks of missing times, the values of each code, and the numbers of runs."},
     {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef copier_members[] = {
+    {"rows", T_PYSSIZET, offsetof(Copier, rows), READONLY, "Records added since begin()."},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyTypeObject Copier_type = {
@@ -646,6 +607,7 @@ static PyTypeObject Copier_type = {
     .tp_traverse = (traverseproc)copier_traverse,
     .tp_clear = (inquiry)copier_clear,
     .tp_methods = copier_methods,
+    .tp_members = copier_members,
 };
 
 static struct PyModuleDef module = {

@@ -16,7 +16,7 @@ import pyarrow as pa
 from results import columns, gap_counts
 from results.growing import GrowingParquet
 from results.records import RequestRecord
-from results.request_rows import HELD, RequestRows
+from results.request_rows import RequestRows
 from results.rows import AuditRow, DecisionRow, InstanceRow, LinkRow
 from results.schemas import SCHEMAS, with_metadata
 
@@ -116,7 +116,8 @@ class Recorder:
 
     `meta` goes into each file's key-value metadata (commit, seed, clock mode, scale factors, ...);
     leave out what differs between equal runs where equal bytes are wanted. A record that was handed
-    in is read a little later, with others: it must not change any more. Raises OSError.
+    in may be read a little later, with others: it must not change any more. Raises OSError, and
+    ValueError for a record whose values do not fit into the columns.
     """
 
     def __init__(
@@ -136,21 +137,20 @@ class Recorder:
             for table in SCHEMAS
             if table in tables
         }
-        self._requests = RequestRows(row_group_rows)
-        self._held = self._requests.held
-        self._due = min(HELD, row_group_rows)
+        self._requests = RequestRows()
+        self._begin_requests()
+        self._add_request = self._requests.add
         self._where = _Where()
         self._others = {table: _Rows(table) for table in _CONVERTERS}
         self._decisions = self._others["decisions"]
 
     def request(self, record: RequestRecord, configuration: str, phase: str) -> None:
         """A request that ended; its tokens go to tokens.parquet."""
-        where, held = self._where, self._held
+        where = self._where
         if configuration is not where.configuration or phase is not where.phase:
-            where.begin(configuration, phase, self._requests.rows + len(held))
-        held.append(record)
-        if len(held) >= self._due:
-            self._copy_requests()
+            where.begin(configuration, phase, self._requests.rows)
+        if self._add_request(record):
+            self._convert_requests()
 
     def decision(self, row: DecisionRow, configuration: str, phase: str) -> None:
         self._add(self._decisions, row, configuration, phase)
@@ -179,6 +179,7 @@ class Recorder:
             self._convert(waiting)
         for group in self._groups.values():
             group.write()
+        self._begin_requests()
 
     def close(self, complete: bool = True) -> None:
         """Write what is left. Only `complete=True` marks the files as those of a whole run."""
@@ -186,25 +187,20 @@ class Recorder:
         for group in self._groups.values():
             group.file.close({COMPLETE_KEY: "true" if complete else "false"})
 
-    def _copy_requests(self) -> None:
-        requests = self._requests
-        requests.copy()
-        room = self._groups["requests"].room - requests.rows
-        if room <= 0 or requests.runs >= _CHUNK_RUNS:
-            self._convert_requests()
-            room = self._groups["requests"].room
-        self._due = min(HELD, room)
-
     def _convert_requests(self) -> None:
-        self._requests.copy()
-        if self._requests.rows:
-            where = self._where.take(self._requests.rows)
+        if rows := self._requests.rows:
             requests, tokens = self._requests.take()
+            where = self._where.take(rows)
             self._groups["requests"].add(where + requests)
             self._groups["tokens"].add(where + tokens)
             gaps = gap_counts.columns(where[0], where[1], tokens[-1])
             if gaps:
                 self._groups["gaps"].add(gaps)
+            self._begin_requests()
+
+    def _begin_requests(self) -> None:
+        if "requests" in self._groups:
+            self._requests.begin(self._groups["requests"].room, _CHUNK_RUNS)
 
     def _convert(self, waiting: _Rows) -> None:
         if waiting.rows:

@@ -1,10 +1,10 @@
 """Requests on their way to columns.
 
-Records are held until there are `HELD`, which are still in a processor's cache, and then copied at
-once: between the events of a simulation each step of a copy begins cold. Numbers leave their
-objects, which cost four times the memory and would be fetched from afar later; the rest repeats
-itself, so a row has numbers of values. A copier does this: the one in `_request_rows.c` where it is
-built, or its twin here.
+A copier takes what records hold as they end. Numbers leave their objects, which cost four times
+the memory and would be fetched from afar later; the rest repeats itself, so a row has numbers of
+values. The copier in `_request_rows.c` copies each record at once: one that is freed later than it
+would be leaves its memory cold, which costs a simulation more than the copy. Its twin here holds
+records until there are `HELD`: in Python a call for all costs two thirds of a call for each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from results.records import RequestRecord, TokenRun
 from results.schemas import REQUESTS
 
 #: Records that are copied together. More would have left the cache by then.
-HELD = 64
+HELD = 128
 
 _FIELDS = list(REQUESTS)[2:]
 _TIMES = [field.name for field in _FIELDS if field.name.endswith("_us")]
@@ -69,21 +69,26 @@ class _Numbers(dict[Any, int]):
 class Copier(Protocol):
     """Copies records to columns."""
 
+    @property
+    def rows(self) -> int:
+        """Records added since `begin`."""
+
     def begin(
         self,
         times_us: NDArray[np.int64],
         counts: NDArray[np.int64],
         codes: NDArray[np.int32],
         runs_each: NDArray[np.int64],
+        max_runs: int,
         /,
     ) -> None:
         """Copy to these from their first row on: (times, rows), (counts, rows), (others, rows) and
-        (rows,).
+        (rows,). `max_runs` runs of tokens make them full as well.
         """
 
-    def copy(self, held: list[RequestRecord], /) -> int:
-        """Copy the records of `held`, which is empty then. Returns how many runs of tokens they
-        have. Raises ValueError for what does not fit into a column; then nothing was copied.
+    def add(self, record: RequestRecord, /) -> bool:
+        """Whether it is full now. Raises ValueError for what does not fit into a column, here or
+        when the record is read, in `take` at the latest.
         """
 
     def take(self) -> tuple[list[bytes | None], list[list[Any]], bytes]:
@@ -94,17 +99,21 @@ class Copier(Protocol):
 
 
 class PythonCopier:
-    """Packs records at once with one call of `struct`, and converts them in blocks."""
+    """Packs `HELD` records with one call of `struct`, and converts them in blocks."""
 
     __slots__ = (
         "_block",
+        "_capacity",
         "_codes",
         "_combinations",
+        "_copied",
         "_counts",
+        "_held",
         "_in_block",
+        "_max_runs",
         "_missing",
         "_others",
-        "_rows",
+        "_run_count",
         "_runs",
         "_runs_each",
         "_times_us",
@@ -113,6 +122,12 @@ class PythonCopier:
     def __init__(self) -> None:
         #: Rows of numbers as they are packed, `_in_block` of them.
         self._block = bytearray(_BLOCK * _ROW_BYTES)
+        self._held: list[RequestRecord] = []
+        self._copied = 0
+
+    @property
+    def rows(self) -> int:
+        return self._copied + len(self._held)
 
     def begin(
         self,
@@ -120,45 +135,60 @@ class PythonCopier:
         counts: NDArray[np.int64],
         codes: NDArray[np.int32],
         runs_each: NDArray[np.int64],
+        max_runs: int,
     ) -> None:
         self._times_us, self._counts, self._codes = times_us, counts, codes
         self._runs_each = runs_each
+        self._capacity, self._max_runs = len(runs_each), max_runs
         self._missing: NDArray[np.bool_] | None = None
         #: Numbers of what all the others of a row are together.
         self._combinations = _Numbers()
         self._others = array("i")
         self._runs = bytearray()
-        self._rows = self._in_block = 0
+        self._copied = self._in_block = self._run_count = 0
+        self._held.clear()
 
-    def copy(self, held: list[RequestRecord]) -> int:
+    def add(self, record: RequestRecord) -> bool:
+        held = self._held
+        try:
+            self._run_count += len(record.token_runs)
+        except TypeError as error:
+            raise _refusal([record]) from error
+        held.append(record)
+        full = self._copied + len(held) >= self._capacity or self._run_count >= self._max_runs
+        if full or len(held) >= HELD:
+            self._copy()
+        return full
+
+    def _copy(self) -> None:
+        """What is held, of which nothing is then."""
+        held = self._held
         records = len(held)
         if self._in_block + records > _BLOCK:
             self._convert_block()
         pack, at = _packer(records).pack_into, self._in_block * _ROW_BYTES
         runs: list[Sequence[TokenRun]] = list(map(_get_runs, held))
         lengths = list(map(len, runs))
-        count = sum(lengths)
         try:
             try:
                 pack(self._block, at, *_flat(map(_get_numbers, held)))
             except struct.error:  # an event has not happened
                 numbers = _flat(map(_get_numbers, held))
                 pack(self._block, at, *[math.nan if n is None else n for n in numbers])
-            packed_runs = struct.pack(f"{3 * count}d", *_flat(_flat(runs)))
+            packed_runs = struct.pack(f"{3 * sum(lengths)}d", *_flat(_flat(runs)))
         except (struct.error, TypeError) as error:
             raise _refusal(held) from error
         others = list(map(self._combinations.__getitem__, map(_get_others, held)))
         self._others.extend(others)
         self._runs += packed_runs
-        self._runs_each[self._rows : self._rows + records] = lengths
+        self._runs_each[self._copied : self._copied + records] = lengths
         self._in_block += records
-        self._rows += records
+        self._copied += records
         held.clear()
-        return count
 
     def _convert_block(self) -> None:
         numbers = np.frombuffer(self._block)[: self._in_block * _WIDTH].reshape(-1, _WIDTH)
-        block = slice(self._rows - self._in_block, self._rows)
+        block = slice(self._copied - self._in_block, self._copied)
         seconds = numbers[:, : len(_TIMES)].T.copy()
         unknown = np.isnan(seconds)
         if unknown.any():
@@ -171,8 +201,9 @@ class PythonCopier:
         self._in_block = 0
 
     def take(self) -> tuple[list[bytes | None], list[list[Any]], bytes]:
+        self._copy()
         self._convert_block()
-        rows, values = self._rows, []
+        rows, values = self._copied, []
         others = np.frombuffer(self._others, np.int32)
         for at in range(len(_OTHERS)):
             numbers = _Numbers()
@@ -218,52 +249,36 @@ except ImportError:
 
 
 class RequestRows:
-    """At most `capacity` rows not yet converted. `runs` counts the runs of tokens in them.
+    """Rows not yet converted, from `begin` to `take`."""
 
-    Records are appended to `held`, and then counted and copied by `copy`, which is due when there
-    are `HELD` of them.
-    """
+    __slots__ = ("_codes", "_copier", "_counts", "_runs_each", "_times_us", "add")
 
-    __slots__ = (
-        "_capacity",
-        "_codes",
-        "_copier",
-        "_counts",
-        "_runs_each",
-        "_times_us",
-        "held",
-        "rows",
-        "runs",
-    )
-
-    def __init__(self, capacity: int, copier: Copier | None = None) -> None:
-        self.held: list[RequestRecord] = []
-        self._capacity = capacity
+    def __init__(self, copier: Copier | None = None) -> None:
         self._copier = copier or make_copier()
-        self._begin()
+        #: The copier's own, which is called for every request. A record that was handed in must not
+        #: change any more.
+        self.add = self._copier.add
 
-    def _begin(self) -> None:
+    @property
+    def rows(self) -> int:
+        return self._copier.rows
+
+    def begin(self, capacity: int, max_runs: int) -> None:
+        """For at most `capacity` rows, and few more than `max_runs` runs of tokens."""
         # Pages that are not written to take no memory.
-        self._times_us = np.empty((len(_TIMES), self._capacity), np.int64)
-        self._counts = np.empty((len(_COUNTS), self._capacity), np.int64)
-        self._codes = np.empty((len(_OTHERS), self._capacity), np.int32)
-        self._runs_each = np.empty(self._capacity, np.int64)
-        self._copier.begin(self._times_us, self._counts, self._codes, self._runs_each)
-        self.rows = self.runs = 0
-
-    def copy(self) -> None:
-        """What `held` holds, which is empty then. Raises ValueError for what does not fit."""
-        records = len(self.held)
-        if records:
-            self.runs += self._copier.copy(self.held)
-            self.rows += records
+        self._times_us = np.empty((len(_TIMES), capacity), np.int64)
+        self._counts = np.empty((len(_COUNTS), capacity), np.int64)
+        self._codes = np.empty((len(_OTHERS), capacity), np.int32)
+        self._runs_each = np.empty(capacity, np.int64)
+        self._copier.begin(self._times_us, self._counts, self._codes, self._runs_each, max_runs)
 
     def take(self) -> tuple[list[pa.Array], list[pa.Array]]:
-        """The columns of requests.parquet after the first two, and those of tokens.parquet, of the
-        rows that were copied; none are left.
+        """The columns of requests.parquet after the first two, and those of tokens.parquet, of all
+        rows. What comes next is `begin`.
         """
+        rows = self._copier.rows
         missing, values, runs = self._copier.take()
-        rows, found = self.rows, {}
+        found = {}
         for name, times, absent in zip(_TIMES, self._times_us, missing, strict=True):
             mask = None if absent is None else np.frombuffer(absent, np.bool_)
             found[name] = pa.array(times[:rows], mask=mask)
@@ -274,7 +289,6 @@ class RequestRows:
         timing, token_runs, gaps_us = columns.token_columns(
             self._runs_each[:rows], np.frombuffer(runs).reshape(-1, 3)
         )
-        self._begin()
         tokens = [found["id"], timing, found["first_token_us"], token_runs, gaps_us]
         return [found[field.name] for field in _FIELDS], tokens
 

@@ -103,112 +103,127 @@ def same(one: list[pa.Array], other: list[pa.Array]) -> bool:
     )
 
 
+def rows_of(make: Any, capacity: int = 64, max_runs: int = 1 << 20) -> RequestRows:
+    rows = RequestRows(make())
+    rows.begin(capacity, max_runs)
+    return rows
+
+
 @needs_c
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.lists(records(), min_size=1, max_size=8), max_size=5), st.integers(0, 5))
-def test_both_copy_the_same(batches: list[list[RequestRecord]], taken_after: int) -> None:
-    python, c = RequestRows(64, PythonCopier()), RequestRows(64, c_copier())
-    for at, batch in enumerate(batches):
-        for rows in (python, c):
-            rows.held.extend(batch)
-            rows.copy()
-            assert rows.held == []
-        assert (python.rows, python.runs) == (c.rows, c.runs)
-        if at == taken_after:
+@given(st.lists(records(), max_size=40), st.integers(1, 40), st.integers(1, 400))
+def test_both_copy_the_same(added: list[RequestRecord], capacity: int, max_runs: int) -> None:
+    python, c = (rows_of(make, capacity, max_runs) for make in (PythonCopier, c_copier))
+    for record in added:
+        full = python.add(record)
+        assert c.add(record) == full
+        assert python.rows == c.rows
+        if full:
             for one, other in zip(python.take(), c.take(), strict=True):
                 assert same(one, other)
+            python.begin(capacity, max_runs)
+            c.begin(capacity, max_runs)
     for one, other in zip(python.take(), c.take(), strict=True):
         assert same(one, other)
 
 
 @needs_c
 def test_both_copy_more_than_a_block_of_changing_rows_the_same() -> None:
-    python, c = RequestRows(8000, PythonCopier()), RequestRows(8000, c_copier())
-    for first in range(0, 7900, 100):
-        batch = [
-            RequestRecord(
-                i,
-                i / 7,
-                1,
-                2,
-                session=f"session-{i % 3000}",
-                prefill_instance=f"p-{i * i % 701}",
-                ended_s=None if 3000 < i < 3010 else i * 1e-6 * 1.5,
-                verified=(None, True, False)[i % 3] if i > 5000 else None,
-                token_runs=[(i * 0.1 + k, 0.001 * k, 3) for k in range(i % 9)],
-            )
-            for i in range(first, first + 100)
-        ]
-        for rows in (python, c):
-            rows.held.extend(batch)
-            rows.copy()
+    python, c = rows_of(PythonCopier, 8000), rows_of(c_copier, 8000)
+    for i in range(7900):
+        record = RequestRecord(
+            i,
+            i / 7,
+            1,
+            2,
+            session=f"session-{i % 3000}",
+            prefill_instance=f"p-{i * i % 701}",
+            ended_s=None if 3000 < i < 3010 else i * 1e-6 * 1.5,
+            verified=(None, True, False)[i % 3] if i > 5000 else None,
+            token_runs=[(i * 0.1 + k, 0.001 * k, 3) for k in range(i % 9)],
+        )
+        assert not python.add(record)
+        assert not c.add(record)
     for one, other in zip(python.take(), c.take(), strict=True):
         assert same(one, other)
 
 
+UNFIT = [
+    ("sent_s", "soon"),
+    ("scheduled_s", 10**400),
+    ("input_tokens", 2**63),
+    ("input_tokens", 1.5),
+    ("input_tokens", None),
+    ("wire_bytes", -(2**63) - 1),
+    ("id", "seven"),
+    ("token_runs", [(1.0, 0.5)]),
+    ("token_runs", [(1.0, "x", 3)]),
+    ("token_runs", [7]),
+    ("token_runs", 7),
+]
+
+
 @pytest.mark.parametrize("make", COPIERS)
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("sent_s", "soon"),
-        ("scheduled_s", 10**400),
-        ("input_tokens", 2**63),
-        ("input_tokens", 1.5),
-        ("input_tokens", None),
-        ("wire_bytes", -(2**63) - 1),
-        ("id", "seven"),
-        ("token_runs", [(1.0, 0.5)]),
-        ("token_runs", [(1.0, "x", 3)]),
-        ("token_runs", [7]),
-    ],
-)
-def test_what_does_not_fit_is_refused_and_nothing_is_copied(
-    make: Any, field: str, value: Any
-) -> None:
-    rows = RequestRows(10, make())
-    good = RequestRecord(1, 2.0, 3, 4, token_runs=[(1.0, 0.5, 3)])
-    bad = copy.copy(good)
-    setattr(bad, field, value)
-    bad.ended_s = None
-    rows.held.append(good)
-    rows.copy()
-    rows.held.extend([good, bad])
+@pytest.mark.parametrize(("field", "value"), UNFIT)
+def test_what_does_not_fit_is_refused(make: Any, field: str, value: Any) -> None:
+    rows = rows_of(make)
+    rows.add(RequestRecord(1, 2.0, 3, 4, token_runs=[(1.0, 0.5, 3)]))
+    unfit = RequestRecord(2, 2.0, 3, 4)
+    setattr(unfit, field, value)
+
+    def record_it() -> None:
+        rows.add(unfit)
+        rows.take()
+
     with pytest.raises(ValueError, match=f"{field} of request .* cannot be recorded"):
-        rows.copy()
-    assert (rows.rows, rows.runs, len(rows.held)) == (1, 1, 2)
-    good.ended_s = 1.5
-    rows.held[:] = [good, good]
-    rows.copy()
-    requests, _ = rows.take()
-    assert requests[0].to_pylist() == [1, 1, 1]
-    assert requests[-2].to_pylist() == [None, 1_500_000, 1_500_000]
+        record_it()
+
+
+@needs_c
+@pytest.mark.parametrize(("field", "value"), UNFIT)
+def test_in_c_what_was_refused_leaves_no_trace(field: str, value: Any) -> None:
+    rows = rows_of(c_copier)
+    good = RequestRecord(1, 2.0, 3, 4, token_runs=[(1.0, 0.5, 3)], ended_s=1.5)
+    unfit = copy.copy(good)
+    setattr(unfit, field, value)
+    unfit.ended_s = None
+    rows.add(good)
+    with pytest.raises(ValueError):
+        rows.add(unfit)
+    assert rows.rows == 1
+    rows.add(good)
+    requests, tokens = rows.take()
+    assert requests[0].to_pylist() == [1, 1]
+    assert requests[-2].to_pylist() == [1_500_000, 1_500_000]
+    assert [len(each) for each in tokens[3].to_pylist()] == [1, 1]
 
 
 @pytest.mark.parametrize("make", COPIERS)
 def test_a_field_that_a_record_lacks_is_an_error(make: Any) -> None:
-    rows = RequestRows(10, make())
+    rows = rows_of(make, 1)
     record = RequestRecord(1, 2.0, 3, 4)
     del record.status
-    rows.held.append(record)
     with pytest.raises(AttributeError, match="status"):
-        rows.copy()
-    assert rows.rows == 0
+        rows.add(record)
 
 
 @needs_c
 def test_a_copier_in_c_refuses_what_it_cannot_copy_to() -> None:
     copier = c_copier()
+    record = RequestRecord(1, 2.0, 3, 4)
     with pytest.raises(ValueError, match="no room"):
-        copier.copy([RequestRecord(1, 2.0, 3, 4)])
+        copier.add(record)
     shapes: list[Any] = [((9, 4), "i8"), ((7, 4), "i8"), ((9, 4), "i4"), ((4,), "i8")]
     arrays = [np.empty(shape, kind) for shape, kind in shapes]
     for at in range(4):
         wrong = list(arrays)
         wrong[at] = np.empty((3, 5), "i2")
         with pytest.raises(ValueError):
-            copier.begin(*wrong)
-    with pytest.raises(TypeError):
-        copier.copy(())  # type: ignore[arg-type]
+            copier.begin(*wrong, 9)
+    rows = rows_of(c_copier, 1)
+    assert rows.add(record)
+    with pytest.raises(ValueError, match="no room"):
+        rows.add(record)
 
 
 def counted(kept: list[Any]) -> list[int]:
@@ -218,25 +233,22 @@ def counted(kept: list[Any]) -> list[int]:
 
 @needs_c
 def test_references_are_given_back() -> None:
-    copier = c_copier()
-    rows = RequestRows(100, copier)
+    rows = rows_of(c_copier, 200)
     session = "".join(["a session ", "of its own"])
     record = RequestRecord(10**6, 2.5e5, 3, 4, session=session, token_runs=[(0.1, 0.2, 3)])
     kept = [session, record, record.token_runs, record.id]
     before = counted(kept)
     for _ in range(5):
-        rows.held.extend([record] * 20)
-        rows.copy()
-        record.status = 1.5  # type: ignore[assignment]
+        for _ in range(20):
+            rows.add(record)
         record.input_tokens = "x"  # type: ignore[assignment]
-        rows.held.append(record)
         with pytest.raises(ValueError):
-            rows.copy()
-        rows.held.clear()
-        record.input_tokens, record.status = 3, None
+            rows.add(record)
+        record.input_tokens = 3
+    assert counted(kept) > before  # the session is kept, to be known again
     rows.take()
     assert counted(kept) == before
-    rows.held.append(record)
-    rows.copy()
-    del rows, copier
+    rows.begin(10, 10)
+    rows.add(record)
+    del rows
     assert counted(kept) == before
