@@ -38,9 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   prfaas transport bench --at tun --rate-gbps 1 --rtt-ms 4 --json
 
 All contestants run in turn, round by round. `raw` is the same memory over plain sockets, without
-protocol or checksums; `single` one large region; `layers` the same bytes cut into layers. Ratios
-are medians over rounds. CPU is of both ends, per GB. Nothing is said about the machine's absolute
-speed: compare ratios, and only within one table.
+protocol or checksums; `single` one large region; `layers` the same bytes cut into layers; `iperf3`
+has the host's congestion control, and where data connections take another (named in the title)
+`iperf3 -C` has theirs. Ratios are medians over rounds. CPU is of both ends, per GB. Nothing is said
+about the machine's absolute speed: compare ratios, and only within one table.
 """
     actions = parser.add_subparsers(dest="action", metavar="bench", required=True)
     bench = actions.add_parser(

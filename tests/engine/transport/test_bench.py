@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.transport.bench import Measure, Place, Plan, Result, run_bench
+from engine.transport.pacing import UNPACED, host_congestion
 from harness.cli import main
 
 
@@ -37,6 +38,28 @@ async def test_every_contestant_runs_in_every_round(monkeypatch: pytest.MonkeyPa
     assert overlap is not None
     assert overlap.transfer_s == pytest.approx(0.6 * overlap.prefill_s)
     assert overlap.layer_wise_s >= overlap.prefill_s
+
+
+async def test_iperf3_runs_under_the_host_s_control_and_under_that_of_data_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    async def iperf3(
+        place: Place, seconds: float, connections: int, congestion: str = ""
+    ) -> tuple[float, float]:
+        asked.append(congestion)
+        return 1.0, 1.0
+
+    monkeypatch.setattr("engine.transport.bench.iperf3_gbps", iperf3)
+    plan = Plan(size_bytes=4 << 20, layers=4, rounds=1, overlap=False)
+    result = await run_bench(LOOPBACK, plan)
+    assert result.congestion in {host_congestion(), *UNPACED}
+    monkeypatch.setattr("engine.transport.bench.host_congestion", lambda: "another")
+    asked.clear()
+    result = await run_bench(LOOPBACK, plan)
+    assert asked == ["", result.congestion]
+    assert result.yardsticks == ["raw", "iperf3", f"iperf3 -C {result.congestion}"]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import socket
+import time
+from dataclasses import replace
 
 import pytest
 
+from engine.transport.arena import SharedArena
+from engine.transport.inbound import Inbound
+from engine.transport.messages import Key, Manifest
+from engine.transport.outbound import Peer, Session
 from engine.transport.pacing import (
     NEAR_RTT_S,
     UNPACED,
@@ -14,7 +20,10 @@ from engine.transport.pacing import (
     data_options,
     host_congestion,
 )
+from engine.transport.regions import Kind, Region, RegionSize
+from engine.transport.settings import Settings
 from engine.transport.sockets import TcpOptions, apply_options
+from engine.transport.tls import Stream
 
 
 @pytest.mark.parametrize(
@@ -49,3 +58,36 @@ def test_loopback_is_near() -> None:
             used = congestion_of(data)
         # A loaded machine may take longer than a near path does, and then nothing changes.
         assert used in {host, *(UNPACED if host == "bbr" else ())}
+
+
+def test_data_connections_take_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control connection keeps the host's control: it is what the choice is made by."""
+    met: list[str] = []
+
+    def choose(options: TcpOptions, connected: Stream) -> TcpOptions:
+        met.append(congestion_of(connected))
+        return replace(options, congestion="reno")  # every host has it and lets anyone take it
+
+    monkeypatch.setattr("engine.transport.outbound.data_options", choose)
+    arena = SharedArena.create(4096)
+    settings = Settings(incarnation=1, layout="t", lanes=2)
+    inbound = Inbound(replace(settings, incarnation=2), arena, lambda: None, None, lambda: True)
+    session = Session(Peer("127.0.0.1", inbound.port), settings, arena, lambda: None)
+    try:
+        manifest = Manifest((RegionSize(Region(0, Kind.KV), 4096),), n_tokens=1)
+        session.open(Key("r"), manifest)
+        until_s = time.monotonic() + 20
+        sockets: list[Stream | None] = [None]
+        while None in sockets:
+            assert time.monotonic() < until_s
+            inbound.accept()
+            inbound.service(time.monotonic())
+            session.service(time.monotonic(), True)
+            sockets = [lane.socket for lane in session.lanes]
+            time.sleep(0.001)
+        assert [congestion_of(sock) for sock in sockets if sock is not None] == ["reno", "reno"]
+        assert met[0] == host_congestion()
+    finally:
+        session.close()
+        inbound.close()
+        arena.close()
