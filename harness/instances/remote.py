@@ -246,10 +246,18 @@ class RemoteInstance:
         except asyncio.CancelledError:
             task.cancel()
             raise
-        if task.done():
+        if not task.done():
+            task.cancel()
+            raise InstanceLost(self.spec.name, self._lost.result())
+        try:
             return task.result()
-        task.cancel()
-        raise InstanceLost(self.spec.name, self._lost.result())
+        except ServingError:
+            raise
+        except Exception as error:
+            # Its session may have been closed for its heir before the question was asked.
+            if self.lost:
+                raise InstanceLost(self.spec.name, self._lost.result()) from error
+            raise
 
     async def _get(self, path: str) -> Any:
         async with (

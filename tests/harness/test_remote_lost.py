@@ -1,6 +1,8 @@
 """A remote instance that is lost: what is asked of it fails as that, whatever became of its
 connection."""
 
+import asyncio
+
 import aiohttp
 import pytest
 from aiohttp import web
@@ -47,6 +49,17 @@ async def test_a_lost_instance_with_a_closed_session_is_lost():
     with pytest.raises(InstanceLost, match="killed"):
         await decode(instance)
     instance.abandon(REQUEST, 1)
+    await runner.cleanup()
+
+
+async def test_a_session_that_is_closed_for_the_heir_while_it_is_asked_is_a_loss():
+    instance, session, runner = await start()
+    asking = asyncio.ensure_future(instance.audit_rows())
+    await asyncio.sleep(0)  # the question is about to be asked
+    instance.mark_lost("killed")
+    await session.close()
+    with pytest.raises(InstanceLost, match="killed"):
+        await asking
     await runner.cleanup()
 
 
