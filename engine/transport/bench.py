@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.transport.cipher import CipherRate, measure_cipher
+from engine.transport.messages import CHUNK_BYTES
 from engine.transport.pacing import host_congestion
 from engine.transport.security import Security
 
@@ -53,7 +54,7 @@ class Plan:
     layer_bytes: int = 0
     parallel: int = 4
     lanes: int = 4
-    chunk_bytes: int = 1 << 20
+    chunk_bytes: int = CHUNK_BYTES
     rounds: int = 5
     overlap: bool = True
     security: tuple[Security, Security] | None = None

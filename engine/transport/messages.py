@@ -22,6 +22,9 @@ MAX_REGIONS = 4096
 MAX_REGION_BYTES = 1 << 40
 MAX_LAYERS = 1 << 16
 MAX_CHUNKS = 1 << 20
+#: What a chunk has unless a manifest says otherwise: each costs its lane a turn in the interpreter,
+#: which beside copying 2 MiB is little; and one that is lost or damaged goes again whole.
+CHUNK_BYTES = 2 << 20
 MAX_NAME = 256
 #: Chunk numbers in one ACK or NACK.
 MAX_LISTED = 65_536
@@ -49,7 +52,7 @@ class Manifest:
     n_tokens: int
     held_tokens: int = 0
     tenant: str = ""
-    chunk_bytes: int = 1 << 20
+    chunk_bytes: int = CHUNK_BYTES
     codecs: Mapping[Kind, str] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
 

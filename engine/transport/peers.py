@@ -20,7 +20,7 @@ from typing import Any
 
 from engine.transport.arena import SharedArena
 from engine.transport.client import Arrival, Callbacks, DataPlane
-from engine.transport.messages import Key, Manifest
+from engine.transport.messages import CHUNK_BYTES, Key, Manifest
 from engine.transport.outbound import Peer
 from engine.transport.raw import RawSink, send_options, send_raw
 from engine.transport.regions import Kind, Range, Region, RegionSize
@@ -162,7 +162,7 @@ async def _send(
     whole = job["layers"] * size
     base = cache % (plane.arena.size_bytes // whole) * whole
     regions = tuple(RegionSize(Region(n, Kind.KV), size) for n in range(job["layers"]))
-    manifest = Manifest(regions, n_tokens=1, chunk_bytes=job.get("chunk_bytes", 1 << 20))
+    manifest = Manifest(regions, n_tokens=1, chunk_bytes=job.get("chunk_bytes", CHUNK_BYTES))
     transfer = plane.offer(Peer(*job["to"]), key, manifest)
     pieces = [(item.region, [Range(base + n * size, size)]) for n, item in enumerate(regions)]
     for layer, piece in enumerate(pieces):

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from engine.transport.bench import Place, Plan, Result, run_bench
 from engine.transport.certificates import make_authority, make_certificate
+from engine.transport.messages import CHUNK_BYTES
 from engine.transport.security import Security
 from harness.errors import BadInput, NotReady
 
@@ -63,7 +64,12 @@ about the machine's absolute speed: compare ratios, and only within one table.
         "--mib, four under way at a time (default: one cache of --mib)",
     )
     bench.add_argument("--lanes", type=int, default=4, help="connections (default 4)")
-    bench.add_argument("--chunk-kib", type=int, default=1024, help="chunk size (default 1024)")
+    bench.add_argument(
+        "--chunk-kib",
+        type=int,
+        default=CHUNK_BYTES >> 10,
+        help=f"chunk size (default {CHUNK_BYTES >> 10})",
+    )
     bench.add_argument("--rounds", type=int, default=5, help="rounds (default 5)")
     bench.add_argument("--rate-gbps", type=float, help="rate of a shaped link")
     bench.add_argument("--rtt-ms", type=float, default=0.0, help="round trip of a shaped link")
