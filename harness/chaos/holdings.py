@@ -24,7 +24,7 @@ LEAST_S = 240.0
 #: The least heap in so long is what a process held on to.
 FLOOR_S = 60.0
 #: Growth from which memory is not flat, when it is beyond doubt.
-GROWTH_BYTES_PER_HOUR = 16 << 20
+GROWTH_BYTES_PER_HOUR = 12 << 20
 DOUBT = 3.0
 #: Descriptors that a life may have more of than at its first sample, beyond connections.
 DESCRIPTOR_SLACK = 8
