@@ -21,6 +21,7 @@ from pathlib import Path
 
 from harness.clock import run
 from harness.fleets.modelled import build_fleet, fluid_links
+from harness.host import native
 from harness.links.fluid import FlowLimits
 from harness.links.spec import LinkSpec
 from harness.policies.static import PrfaasStatic
@@ -170,6 +171,7 @@ def report(costs: list[tuple[Case, Cost]]) -> str:
         f"cost per request, {costs[-1][0].instances:,} against {costs[0][0].instances} instances: "
         f"{small.per_cpu_s / large.per_cpu_s:.2f}x"
     )
+    lines.append(f"modules in C: {native()}")
     return "\n".join(lines)
 
 

@@ -51,6 +51,9 @@ def lines(host: dict[str, Any]) -> list[str]:
         "versions   "
         + ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     )
+    text.append(f"in C       {host['native']}")
+    if host["native"] == "none":
+        text.append("           simulate and recording take more CPU time without them")
     if not versions["torch"]:
         text.append(
             "           no torch: plan, simulate and load work; emulate needs the extra `engine`"

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from harness.host import native
 from harness.links.probe import Offers, probe
 from harness.links.state import LinkState, all_states
 
@@ -33,6 +34,7 @@ def describe_host() -> dict[str, Any]:
         "machine": _machine(),
         "gpus": _gpus(),
         "versions": _versions(),
+        "native": native(),
         "privileges": _privileges(),
         "commands": {name: shutil.which(name) for name in _SYSTEM_COMMANDS},
         "tcp": _tcp(),
