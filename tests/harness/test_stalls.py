@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from harness.stalls import OwnStalls
+from harness.errors import ExitCode
+from harness.experiment import Experiment
+from harness.stalls import KEPT, OwnStalls
+from harness.verdict import faults
+from results.summary import ConfigurationSummary
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
@@ -144,3 +148,38 @@ def test_a_cancelled_wait_is_cancelled_and_leaves_no_timer():
         await loop.runs(4.0)
 
     run(test)
+
+
+def test_facts_say_when_and_the_last_are_kept():
+    async def test(loop: JumpingLoop, stalls: OwnStalls) -> None:
+        assert stalls.facts() == {"stalled_s": 0.0, "stalls": []}
+        await loop.runs(5.0)
+        loop.ahead_s += 7.0
+        await loop.runs(0.3)
+        facts = stalls.facts()
+        (told,) = facts["stalls"]
+        assert told["at_s"] == pytest.approx(5.0, abs=0.3)
+        assert told["seconds"] == pytest.approx(7.0, abs=0.5)
+        assert facts["stalled_s"] == pytest.approx(7.0, abs=0.4)
+        for _ in range(KEPT + 5):
+            loop.ahead_s += 2.0
+            await loop.runs(0.2)
+        assert stalls.n == KEPT + 6 and len(stalls.facts()["stalls"]) == KEPT
+
+    run(test)
+
+
+@pytest.mark.parametrize(("stalled_s", "codes"), [(0.0, []), (6.5, [ExitCode.CLIENT_LIMITED])])
+def test_a_run_during_which_the_harness_stood_still_is_not_to_be_trusted(stalled_s, codes):
+    experiment = Experiment.model_validate(
+        {
+            "name": "x",
+            "workload": {"kind": "lognormal", "mu": 8.0, "sigma": 0.5},
+            "configurations": [
+                {"name": "pd", "policy": "homogeneous", "n_prefill": 1, "n_decode": 1}
+            ],
+        }
+    )
+    found = list(faults(experiment, [ConfigurationSummary("pd", stalled_s=stalled_s)], {}, False))
+    assert [each.exit_code for each in found] == codes
+    assert all("stood still for 6.5 s" in each.text for each in found)
