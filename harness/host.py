@@ -43,7 +43,6 @@ def facts() -> dict[str, str]:
 _NATIVE = {
     "clock": "harness.clock._timeline",
     "rows": "results._request_rows",
-    "wire": "engine.transport._wire",
 }
 
 
