@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice, repeat
+from operator import truediv
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +34,11 @@ def gamma_process(rng: np.random.Generator, burstiness: float = 1.0) -> Iterator
     """
     if not burstiness > 0:
         raise InputError(f"burstiness: found {burstiness}, needs a positive number")
+    # Chained in C: a generator would be resumed for every arrival.
+    return chain.from_iterable(_gamma_chunks(rng, burstiness))
+
+
+def _gamma_chunks(rng: np.random.Generator, burstiness: float) -> Iterator[list[float]]:
     now = 0.0
     while True:
         gaps = (
@@ -40,9 +46,9 @@ def gamma_process(rng: np.random.Generator, burstiness: float = 1.0) -> Iterator
             if burstiness == 1.0
             else rng.standard_gamma(burstiness, _CHUNK) / burstiness
         )
-        for time in (now + np.cumsum(gaps)).tolist():
-            now = time
-            yield now
+        times: list[float] = (now + np.cumsum(gaps)).tolist()
+        now = times[-1]
+        yield times
 
 
 class Shape(Protocol):
@@ -170,6 +176,8 @@ def on_off(mean_rps: float, on_s: float, off_s: float) -> Steps:
 
 def scheduled(process: Iterable[float], shape: Shape) -> Iterator[float]:
     """Arrival times in seconds, ascending: `process` seen through `shape`."""
+    if isinstance(shape, Steady):  # usual: without a call of a function in Python an arrival
+        return map(truediv, process, repeat(shape.rate_rps))
     return map(shape.time_s, process)
 
 

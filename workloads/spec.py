@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -217,6 +217,7 @@ def _dequantised(
 def _requests(
     workload: WorkloadSpec, times: Iterator[float], streams: Streams
 ) -> Iterator[Request]:
+    # Requests of most kinds are made in C: a generator would be resumed for each.
     match workload:
         case TraceWorkload():
             rows = trace_rows(workload)
@@ -229,18 +230,18 @@ def _requests(
                 workload, times, streams.lengths, streams.outputs, streams.prefixes
             )
         case DriftWorkload():
-            arrived = drifting(workload, times, streams.lengths)
-        case FixedWorkload(input_tokens=tokens):
-            arrived = ((time, tokens) for time in times)
-        case LogNormalWorkload():
-            arrived = zip(
-                times, endless(workload, streams.lengths, workload.stratified), strict=False
+            outputs = endless(workload.output_tokens, streams.outputs)
+            arrived = zip(drifting(workload, times, streams.lengths), outputs, strict=False)
+            return (
+                Request(number, arrival_s, tokens, output)
+                for number, ((arrival_s, tokens), output) in enumerate(arrived)
             )
+        case FixedWorkload(input_tokens=tokens):
+            lengths: Iterator[int] = repeat(tokens)
+        case LogNormalWorkload():
+            lengths = endless(workload, streams.lengths, workload.stratified)
     outputs = endless(workload.output_tokens, streams.outputs)
-    return (
-        Request(number, arrival_s, tokens, output)
-        for number, ((arrival_s, tokens), output) in enumerate(zip(arrived, outputs, strict=False))
-    )
+    return map(Request, count(), times, lengths, outputs)
 
 
 def _finished(

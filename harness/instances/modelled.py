@@ -124,7 +124,8 @@ class ModelledInstance:
 
     def prefill(self, job: PrefillJob) -> PrefillWork:
         """Queue, compute and push; see harness.ports.Instance. Starts at once, awaited or not."""
-        self._check_takes(_PREFILL)
+        if self.lost_because or self._draining is not None or self.role is not _PREFILL:
+            raise self._refusal(_PREFILL)
         destination, link = job.destination, job.link
         assert isinstance(destination, ModelledInstance)
         assert link is None or isinstance(link, FluidLink)
@@ -142,7 +143,8 @@ class ModelledInstance:
 
     def decode_stage(self) -> DecodeStage:
         """Where caches for this instance go. Raises InstanceLost when it takes none."""
-        self._check_takes(_DECODE)
+        if self.lost_because or self._draining is not None or self.role is not _DECODE:
+            raise self._refusal(_DECODE)
         if self._decode is None:
             raise InstanceLost(self.spec.name, "its profile has no decode")
         return self._decode
@@ -242,13 +244,12 @@ class ModelledInstance:
 
     # --------------------------------------------------------------------------------------------
 
-    def _check_takes(self, role: Role) -> None:
-        if self.lost_because:
-            raise InstanceLost(self.spec.name, self.lost_because)
-        if self._draining is not None:
-            raise InstanceLost(self.spec.name, "draining")
-        if self.role is not role:
-            raise InstanceLost(self.spec.name, f"serves {self.role}, not {role}")
+    def _refusal(self, role: Role) -> InstanceLost:
+        """Why it takes no work of `role`."""
+        why = self.lost_because or (
+            f"serves {self.role}, not {role}" if self._draining is None else "draining"
+        )
+        return InstanceLost(self.spec.name, why)
 
     def _check_counted_on(self, job: PrefillJob, destination: ModelledInstance) -> None:
         """A prefix directory may be wrong; the pools are not."""

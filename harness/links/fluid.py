@@ -246,6 +246,7 @@ class FluidLink:
             self._all_satisfied = True
             for flow in self._backlogged:
                 if flow.rate != flow.cap:
+                    flow.settle(now_s)
                     self._set_rate(flow, flow.cap, now_s)
             return
         self._all_satisfied = False
@@ -266,10 +267,11 @@ class FluidLink:
         for flow in self._backlogged:
             rate = min(flow.cap, level)
             if rate != flow.rate:
+                flow.settle(now_s)
                 self._set_rate(flow, rate, now_s)
 
     def _set_rate(self, flow: Flow, rate: float, now_s: float) -> None:
-        flow.settle(now_s)
+        """`flow`, settled until now, sends at `rate` from now on."""
         flow.rate = rate
         if rate > 0.0 and not self._sampling:
             self._start_sampling(now_s)

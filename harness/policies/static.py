@@ -104,7 +104,9 @@ class PrfaasStatic:
 
     def route(self, request: Request, view: View) -> Decision:
         threshold = self.threshold_tokens
-        incremental = request.input_tokens - hit_tokens(view, self.local, request)
+        incremental = request.input_tokens
+        if request.block_ids:
+            incremental -= hit_tokens(view, self.local, request)
         if incremental > threshold:
             side, other_side, reason = self.remote, self.local, "above threshold"
         else:
