@@ -11,6 +11,7 @@ from engine.disciplines import make_discipline
 from harness.directory import PrefixDirectory
 from harness.experiment import CacheSpec, ConfigurationSpec, Experiment
 from harness.instances.modelled import DecodeRules, ModelledInstance
+from harness.instances.modelled_batch import StepTimes
 from harness.instances.modelled_prefill import PrefillRules
 from harness.instances.prefix_pool import PrefixPool
 from harness.links.copying import fluid_copy
@@ -102,6 +103,11 @@ def build_fleet(
     def serving(spec: InstanceSpec, usable: bool) -> None:
         view.set_lost(spec.name, not usable)
 
+    steps = {
+        cluster: StepTimes(profile, decode.context_bucket_tokens)
+        for cluster, profile in profiles.items()
+        if profile.max_batch > 0
+    }
     instances = {
         spec.name: ModelledInstance(
             spec,
@@ -110,6 +116,7 @@ def build_fleet(
             decode,
             on_serving=serving,
             prefixes=None if keeper is None else keeper.pools[spec.cluster],
+            steps=steps.get(spec.cluster),
         )
         for spec in specs
     }

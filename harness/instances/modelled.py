@@ -78,7 +78,7 @@ class ModelledInstance:
     """`conversion_s` is the time a change of role takes after the drain. `on_serving` is told when
     the instance dies (False) and is back (True), as a health check would tell. `prefixes` is the
     pool that it shares with its cluster: what a job counts on and is not there is computed, or
-    crosses the link."""
+    crosses the link. `steps` are those of its profile, made here if nobody shares them."""
 
     __slots__ = (
         "_decode",
@@ -102,6 +102,7 @@ class ModelledInstance:
         conversion_s: float = 0.0,
         on_serving: Callable[[InstanceSpec, bool], None] | None = None,
         prefixes: PrefixPool | None = None,
+        steps: StepTimes | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.spec = spec
@@ -115,8 +116,10 @@ class ModelledInstance:
         self._prefill = PrefillStage(spec.name, profile, loop, prefill)
         self._decode: DecodeStage | None = None
         if profile.max_batch > 0:
+            if steps is None:
+                steps = StepTimes(profile, decode.context_bucket_tokens)
             batch = (SteppedBatch if decode.step_by_step else MacroBatch)(
-                loop, StepTimes(profile, decode.context_bucket_tokens), profile.max_batch
+                loop, steps, profile.max_batch
             )
             self._decode = DecodeStage(spec.name, profile, loop, batch)
 

@@ -33,16 +33,18 @@ class StepModel(Protocol):
 class StepTimes:
     """Step duration by batch and total context, the context in buckets of `bucket_tokens`.
 
+    Instances of one profile share it: what each would know for itself has left a processor's caches
+    by its next event.
+
     A bucket counts as its middle. When context does not matter to the profile, `bucket_tokens` is 0
     and there is a step for each size of the batch.
     """
 
-    __slots__ = ("_by_batch", "_known", "_profile", "bucket_tokens", "slowdown")
+    __slots__ = ("_by_batch", "_known", "_profile", "bucket_tokens")
 
     def __init__(self, profile: StepModel, bucket_tokens: int) -> None:
         self._profile = profile
         self._known: dict[tuple[int, int], float] = {}
-        self.slowdown = 1.0
         flat = profile.decode_step_s(1, 0) == profile.decode_step_s(1, 1 << 30)
         self.bucket_tokens = 0 if flat else bucket_tokens
         sizes = range(profile.max_batch + 1) if flat else ()
@@ -51,14 +53,14 @@ class StepTimes:
     def step_s(self, batch: int, context_tokens: int) -> float:
         bucket_tokens = self.bucket_tokens
         if not bucket_tokens:
-            return self._by_batch[batch] * self.slowdown
+            return self._by_batch[batch]
         bucket = context_tokens // bucket_tokens
         try:
-            return self._known[batch, bucket] * self.slowdown
+            return self._known[batch, bucket]
         except KeyError:
             middle = (bucket + 0.5) * bucket_tokens
             self._known[batch, bucket] = step_s = self._profile.decode_step_s(batch, middle)
-            return step_s * self.slowdown
+            return step_s
 
     def steps_in_bucket(self, batch: int, context_tokens: int) -> int:
         """Steps until a batch, one token more a sequence each, changes bucket."""

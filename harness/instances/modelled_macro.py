@@ -76,6 +76,7 @@ class MacroBatch:
         "_paused_boundary",
         "_paused_s",
         "_running",
+        "_slowdown",
         "_timer",
         "_timer_s",
         "_times",
@@ -87,6 +88,7 @@ class MacroBatch:
         self._loop = loop
         self._times = times
         self._max_batch = max_batch
+        self._slowdown = 1.0
         self._clock = StepClock(loop.time())
         self._waiting: deque[Member] = deque()
         #: (boundary at which it leaves, order of admission, member); removed ones are done.
@@ -145,7 +147,7 @@ class MacroBatch:
         return members
 
     def slow(self, factor: float) -> None:
-        self._times.slowdown = factor
+        self._slowdown = factor
         if self._batch and self._paused_s is None:
             self._at_next_boundary()
 
@@ -244,7 +246,7 @@ class MacroBatch:
         if not self._batch:
             clock.close(boundary)
             return
-        step_s = self._times.step_s(self._batch, self._context_tokens)
+        step_s = self._times.step_s(self._batch, self._context_tokens) * self._slowdown
         if step_s != clock.step_s or boundary == clock.anchor:
             clock.change_step(boundary, step_s)
             if clock.crowded:

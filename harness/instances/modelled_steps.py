@@ -21,6 +21,7 @@ class SteppedBatch:
         self._loop = loop
         self._times = times
         self._max_batch = max_batch
+        self._slowdown = 1.0
         self._waiting: deque[Member] = deque()
         #: Who is in the batch, and the time of each of its tokens so far.
         self._tokens: dict[Member, list[float]] = {}
@@ -70,7 +71,7 @@ class SteppedBatch:
         return members
 
     def slow(self, factor: float) -> None:
-        self._times.slowdown = factor
+        self._slowdown = factor
 
     def pause(self) -> None:
         if not self._paused:
@@ -110,7 +111,7 @@ class SteppedBatch:
             context_tokens = sum(
                 member.input_tokens + len(times) for member, times in self._tokens.items()
             )
-            step_s = self._times.step_s(len(self._tokens), context_tokens)
+            step_s = self._times.step_s(len(self._tokens), context_tokens) * self._slowdown
             self._timer = self._loop.call_later(step_s, self._end_step)
 
     def _end_step(self) -> None:
