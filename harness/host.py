@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import platform
 import subprocess
 from pathlib import Path
+
+from results.native import require
 
 
 @functools.cache
@@ -48,16 +49,14 @@ _NATIVE = {
 
 @functools.cache
 def native() -> str:
-    """Which modules in C are built and not refused by PRFAAS_PURE_PYTHON: `clock, rows` or `none`.
+    """Which modules in C are in use: `clock, rows` or `none`.
 
     Figures of speed with and without them are not alike.
     """
-    if os.environ.get("PRFAAS_PURE_PYTHON") == "1":
-        return "none"
     found = []
     for word, module in _NATIVE.items():
         with contextlib.suppress(ImportError):
-            importlib.import_module(module)
+            require(module)
             found.append(word)
     return ", ".join(found) or "none"
 

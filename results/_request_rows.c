@@ -621,7 +621,8 @@ PyMODINIT_FUNC
 PyInit__request_rows(void)
 {
     PyObject *made = PyModule_Create(&module);
-    if (made != NULL && PyModule_AddType(made, &Copier_type) < 0)
+    if (made != NULL && (PyModule_AddType(made, &Copier_type) < 0 ||
+                         PyModule_AddStringConstant(made, "SOURCE_SHA256", SOURCE_SHA256) < 0))
         Py_CLEAR(made);
     return made;
 }

@@ -10,7 +10,6 @@ records until there are `HELD`: in Python a call for all costs two thirds of a c
 from __future__ import annotations
 
 import math
-import os
 import struct
 from array import array
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from results import columns
+from results.native import require
 from results.records import RequestRecord, TokenRun
 from results.schemas import REQUESTS
 
@@ -234,8 +234,7 @@ def _refusal(held: list[RequestRecord]) -> ValueError:
 
 
 try:
-    if os.environ.get("PRFAAS_PURE_PYTHON") == "1":
-        raise ImportError("Python was asked for")
+    require("results._request_rows")
     from results import _request_rows
 
     def _c_copier() -> Copier:

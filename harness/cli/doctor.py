@@ -53,7 +53,10 @@ def lines(host: dict[str, Any]) -> list[str]:
     )
     text.append(f"in C       {host['native']}")
     if host["native"] == "none":
-        text.append("           simulate and recording take more CPU time without them")
+        text.append(
+            "           simulate and recording take more CPU time without them; with a C compiler"
+            " and Python's headers, installing again builds them"
+        )
     if not versions["torch"]:
         text.append(
             "           no torch: plan, simulate and load work; emulate needs the extra `engine`"

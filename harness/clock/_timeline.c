@@ -770,7 +770,8 @@ PyInit__timeline(void)
     PyObject *made = PyModule_Create(&module);
     if (made == NULL)
         return NULL;
-    if (PyModule_AddType(made, &Timeline_type) < 0 || PyModule_AddType(made, &Handle_type) < 0) {
+    if (PyModule_AddType(made, &Timeline_type) < 0 || PyModule_AddType(made, &Handle_type) < 0 ||
+        PyModule_AddStringConstant(made, "SOURCE_SHA256", SOURCE_SHA256) < 0) {
         Py_DECREF(made);
         return NULL;
     }

@@ -12,17 +12,16 @@ import asyncio
 import contextlib
 import gc
 import math
-import os
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextvars import Context
 from typing import Any, NoReturn, TypeVar
 
 from harness.clock.waiting import describe_waiting
+from results.native import require
 
 try:
-    if os.environ.get("PRFAAS_PURE_PYTHON") == "1":
-        raise ImportError("Python was asked for")
+    require("harness.clock._timeline")
     from harness.clock._timeline import Timeline
 except ImportError:
     from harness.clock.timeline import Timeline

@@ -24,8 +24,10 @@ from harness.clock import (
 )
 from harness.clock import loop as loop_module
 from harness.clock.timeline import Timeline as PythonTimeline
+from results.native import require
 
 try:
+    require("harness.clock._timeline")
     from harness.clock._timeline import Timeline as CTimeline
 except ImportError:
     CTimeline = None

@@ -14,10 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from results.native import require
 from results.records import RequestRecord, Status
 from results.request_rows import Copier, PythonCopier, RequestRows
 
 try:
+    require("results._request_rows")
     from results import _request_rows, request_rows
 
     def c_copier() -> Copier:
