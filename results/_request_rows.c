@@ -47,7 +47,7 @@ typedef struct {
     /* Columns by row: one array for all of a kind, `capacity` values a column. */
     Py_buffer times_us, count_values, codes, runs_each;
     bool ready;   /* the four are there */
-    bool copying; /* a value's own code must not begin anew meanwhile */
+    bool copying; /* or beginning or taking: code of values and arrays must do none meanwhile */
     Py_ssize_t capacity, rows, max_runs;
     char *missing; /* a byte a time, or NULL: none is missing */
     bool *has_missing;
@@ -212,15 +212,9 @@ take_buffer(PyObject *array, Py_buffer *view, Py_ssize_t itemsize, Py_ssize_t co
     return 0;
 }
 
-static PyObject *
-copier_begin(Copier *self, PyObject *args)
+static int
+set_target(Copier *self, PyObject *times_us, PyObject *counts, PyObject *codes, PyObject *runs_each)
 {
-    PyObject *times_us, *counts, *codes, *runs_each;
-    Py_ssize_t max_runs;
-    if (!PyArg_ParseTuple(args, "OOOOn:begin", &times_us, &counts, &codes, &runs_each, &max_runs))
-        return NULL;
-    if (is_copying(self))
-        return NULL;
     release_target(self);
     forget_names(self);
     memset(self->has_missing, 0, (size_t)self->times * sizeof(bool));
@@ -228,10 +222,10 @@ copier_begin(Copier *self, PyObject *args)
         self->names[i].numbers = PyDict_New();
         self->names[i].values = PyList_New(0);
         if (self->names[i].numbers == NULL || self->names[i].values == NULL)
-            return NULL;
+            return -1;
     }
     if (take_buffer(runs_each, &self->runs_each, 8, 1) < 0)
-        return NULL;
+        return -1;
     if (take_buffer(times_us, &self->times_us, 8, self->times) < 0)
         goto no_times;
     if (take_buffer(counts, &self->count_values, 8, self->counts) < 0)
@@ -246,9 +240,8 @@ copier_begin(Copier *self, PyObject *args)
         goto different;
     }
     self->capacity = capacity;
-    self->max_runs = max_runs;
     self->ready = true;
-    Py_RETURN_NONE;
+    return 0;
 different:
     PyBuffer_Release(&self->codes);
 no_codes:
@@ -257,7 +250,25 @@ no_counts:
     PyBuffer_Release(&self->times_us);
 no_times:
     PyBuffer_Release(&self->runs_each);
-    return NULL;
+    return -1;
+}
+
+static PyObject *
+copier_begin(Copier *self, PyObject *args)
+{
+    PyObject *times_us, *counts, *codes, *runs_each;
+    Py_ssize_t max_runs;
+    if (!PyArg_ParseTuple(args, "OOOOn:begin", &times_us, &counts, &codes, &runs_each, &max_runs))
+        return NULL;
+    if (is_copying(self))
+        return NULL;
+    self->copying = true;
+    int failed = set_target(self, times_us, counts, codes, runs_each);
+    self->copying = false;
+    if (failed)
+        return NULL;
+    self->max_runs = max_runs;
+    Py_RETURN_NONE;
 }
 
 /* ---- Copying ---- */
@@ -306,6 +317,18 @@ refuse(PyObject *record, const Field *field, PyObject *value)
 }
 
 static int
+refuse_time(PyObject *record, const Field *field, double seconds)
+{
+    PyObject *value = PyFloat_FromDouble(seconds);
+    if (value != NULL) {
+        PyErr_SetString(PyExc_OverflowError, "more microseconds than a column holds");
+        refuse(record, field, value);
+        Py_DECREF(value);
+    }
+    return -1;
+}
+
+static int
 set_missing(Copier *self, Py_ssize_t column, Py_ssize_t row)
 {
     if (self->missing == NULL) {
@@ -348,8 +371,12 @@ copy_times(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
             if (set_missing(self, i, row) < 0)
                 return -1;
         }
-        else
-            *to = (int64_t)rint(seconds * 1e6);
+        else {
+            double us = rint(seconds * 1e6);
+            if (!(fabs(us) < 0x1p63))
+                return refuse_time(record, &self->fields[i], seconds);
+            *to = (int64_t)us;
+        }
     }
     return 0;
 }
@@ -453,6 +480,12 @@ add_run(double *to, PyObject *run)
         ok = -1;
     }
     for (int i = 0; ok == 0 && i < NUMBERS_A_RUN; i++) {
+        /* A number's own code could shorten the list. */
+        if (i >= PySequence_Fast_GET_SIZE(numbers)) {
+            PyErr_SetString(PyExc_TypeError, "a run of tokens changed");
+            ok = -1;
+            break;
+        }
         PyObject *number = PySequence_Fast_GET_ITEM(numbers, i);
         if (PyFloat_CheckExact(number))
             to[i] = PyFloat_AS_DOUBLE(number);
@@ -491,7 +524,7 @@ copy_runs(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
         self->run_room = room;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        /* A number's own code could shorten the list. */
+        /* As could this one. */
         if (i >= PySequence_Fast_GET_SIZE(runs)) {
             PyErr_SetString(PyExc_TypeError, "runs of tokens changed");
             goto failed;
@@ -542,7 +575,7 @@ copier_add(Copier *self, PyObject *record)
     }
     self->rows = row + 1;
     return PyBool_FromLong(self->rows == self->capacity ||
-                           self->run_numbers >= NUMBERS_A_RUN * self->max_runs);
+                           self->run_numbers / NUMBERS_A_RUN >= self->max_runs);
 }
 
 static PyObject *
@@ -572,8 +605,10 @@ copier_take(Copier *self, PyObject *Py_UNUSED(none))
     runs = PyBytes_FromStringAndSize((char *)self->runs, 8 * self->run_numbers);
     if (runs == NULL)
         goto failed;
+    self->copying = true;
     release_target(self);
     forget_names(self);
+    self->copying = false;
     return Py_BuildValue("(NNN)", missing, values, runs);
 failed:
     Py_XDECREF(missing);

@@ -196,6 +196,9 @@ class PythonCopier:
                 self._missing = np.zeros(self._times_us.shape, np.bool_)
             self._missing[:, block] = unknown
             seconds[unknown] = 0.0
+        latest_s = float(np.abs(seconds).max(initial=0.0))
+        if latest_s * 1e6 >= 2**63:
+            raise ValueError(f"a time of a request cannot be recorded: {latest_s} s")
         self._times_us[:, block] = columns.to_us(seconds)
         self._counts[:, block] = numbers[:, len(_TIMES) :].view(np.int64).T
         self._in_block = 0

@@ -109,14 +109,27 @@ handle_traverse(Handle *self, visitproc visit, void *arg)
 }
 
 static void
-handle_dealloc(Handle *self)
+handle_free(Handle *self)
 {
-    PyObject_GC_UnTrack(self);
-    release(self);
     if (spares < SPARE_HANDLES)
         spare[spares++] = self;
     else
         PyObject_GC_Del(self);
+}
+
+static void
+handle_dealloc(Handle *self)
+{
+    PyObject_GC_UnTrack(self);
+    if (self->callback == NULL) { /* cancelled: it holds nothing */
+        handle_free(self);
+        return;
+    }
+    /* An argument may be a handle, and so on: freed in turn, not each within the one before. */
+    Py_TRASHCAN_BEGIN(self, handle_dealloc)
+    release(self);
+    handle_free(self);
+    Py_TRASHCAN_END
 }
 
 /* A handle of args[0], the callback, with the rest; NULL with an error set. */
@@ -378,12 +391,13 @@ pop_ready(Timeline *self)
     return handle;
 }
 
+/* What a callback's end sets anew stays, as otherwise this might have none. */
 static void
 drop_all(Timeline *self)
 {
-    while (self->timers)
+    for (Py_ssize_t left = self->timers; left > 0 && self->timers; left--)
         Py_DECREF(pop_timer(self));
-    while (self->ready)
+    for (Py_ssize_t left = self->ready; left > 0 && self->ready; left--)
         Py_DECREF(pop_ready(self));
 }
 

@@ -431,6 +431,41 @@ def test_handles_and_loops_leave_no_garbage(loop_class):
     assert [each() for each in kept] == [None, None]
 
 
+def test_handles_may_be_the_arguments_of_handles(loop_class):
+    """However long the chain is that its end frees."""
+    loop = loop_class()
+    handle = None
+    for _ in range(100_000):
+        handle = loop.call_soon(lambda before: None, handle)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    for _ in range(100_000):
+        handle = loop.call_later(1.0, len, handle)
+    del handle
+    loop.close()
+    assert loop._timer_count == 0
+
+
+def test_a_loop_closes_though_what_it_drops_schedules_anew(loop_class):
+    loop = loop_class()
+
+    class Persistent:
+        def __call__(self):
+            raise AssertionError
+
+        def __del__(self):
+            if scheduled[-1] < 1000:
+                scheduled.append(scheduled[-1] + 1)
+                loop.call_soon(Persistent())
+
+    scheduled = [0]
+    loop.call_soon(Persistent())
+    loop.close()
+    assert scheduled == [0, 1]
+    scheduled.append(1000)
+    loop._forget()
+
+
 def test_exits_and_interrupts_of_callbacks_end_the_loop():
     for error in (KeyboardInterrupt, SystemExit):
 

@@ -181,6 +181,20 @@ def test_what_does_not_fit_is_refused(make: Any, field: str, value: Any) -> None
         record_it()
 
 
+@pytest.mark.parametrize("make", COPIERS)
+@pytest.mark.parametrize("time_s", [float("inf"), -float("inf"), 1e13])
+def test_a_time_of_too_many_microseconds_is_refused(make: Any, time_s: float) -> None:
+    rows = rows_of(make)
+    rows.add(RequestRecord(1, 9.2e12, 3, 4))
+
+    def record_it() -> None:
+        rows.add(RequestRecord(2, 2.0, 3, 4, ended_s=time_s))
+        rows.take()
+
+    with pytest.raises(ValueError, match=r"cannot be recorded: -?(inf|1000)"):
+        record_it()
+
+
 @needs_c
 @pytest.mark.parametrize(("field", "value"), UNFIT)
 def test_in_c_what_was_refused_leaves_no_trace(field: str, value: Any) -> None:
@@ -226,6 +240,54 @@ def test_a_copier_in_c_refuses_what_it_cannot_copy_to() -> None:
     assert rows.add(record)
     with pytest.raises(ValueError, match="no room"):
         rows.add(record)
+
+
+@needs_c
+def test_a_run_that_shrinks_while_it_is_copied_is_refused() -> None:
+    class Shrinking:
+        def __float__(self) -> float:
+            run.clear()
+            return 1.0
+
+    run: list[Any] = [Shrinking(), 0.5, 3]
+    rows = rows_of(c_copier)
+    with pytest.raises(ValueError, match="token_runs"):
+        rows.add(RequestRecord(1, 2.0, 3, 4, token_runs=[run]))
+    assert rows.rows == 0
+
+
+@needs_c
+def test_code_of_an_array_that_is_given_back_cannot_begin_anew() -> None:
+    class Array(np.ndarray):
+        def __del__(self) -> None:
+            try:
+                copier.begin(*arrays(np.ndarray), 9)
+            except RuntimeError as error:
+                refused.append(str(error))
+
+    def arrays(kind: type[np.ndarray]) -> list[Any]:
+        like = rows_of(PythonCopier, 4)
+        return [
+            kind(like._times_us.shape, np.int64),
+            np.empty_like(like._counts),
+            np.empty_like(like._codes),
+            np.empty_like(like._runs_each),
+        ]
+
+    refused: list[str] = []
+    copier = c_copier()
+    copier.begin(*arrays(Array), 9)
+    copier.take()
+    copier.begin(*arrays(Array), 9)
+    copier.begin(*arrays(np.ndarray), 9)
+    assert refused == ["a copy is under way"] * 2
+    assert not copier.add(RequestRecord(1, 2.0, 3, 4))
+
+
+@needs_c
+def test_any_number_of_runs_may_be_the_most() -> None:
+    copier = rows_of(c_copier, 4, 2**62)
+    assert not copier.add(RequestRecord(1, 2.0, 3, 4))
 
 
 def counted(kept: list[Any]) -> list[int]:
