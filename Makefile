@@ -126,5 +126,6 @@ format: $(STAMP)  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean:  ## remove the virtual environments and caches; results in runs/ stay
-	rm -rf .venv* .pytest_cache .mypy_cache .ruff_cache *.egg-info
+clean:  ## remove the virtual environments, caches and built modules; results in runs/ stay
+	rm -rf .venv* .pytest_cache .mypy_cache .ruff_cache *.egg-info build/lib.* build/temp.*
+	find engine harness results workloads -name '_*.so' -delete

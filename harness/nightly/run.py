@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import BadInput
+from harness.host import native
 from harness.nightly.suite import PartSpec, Suite, pick
 from results import summary
 from results.figures import METRICS, Better, figures
@@ -270,9 +271,26 @@ def checkout_of(repository: Path, commit: str, at: Path) -> Iterator[Path]:
         git(repository, "worktree", "remove", "--force", str(at))
     git(repository, "worktree", "add", "--detach", str(at), commit)
     try:
+        _build(at)
         yield at
     finally:
         git(repository, "worktree", "remove", "--force", str(at))
+
+
+def _build(checkout: Path) -> None:
+    """Builds its modules in C where the candidate has its own: a checkout has none, and would be
+    slower for that alone. Raises BadInput.
+    """
+    if native() == "none" or not (checkout / "setup.py").exists():
+        return
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise BadInput(
+            f"the baseline's modules in C could not be built: {last}; PRFAAS_PURE_PYTHON=1 compares"
+            " without any"
+        )
 
 
 def git(repository: Path, *arguments: str) -> str:

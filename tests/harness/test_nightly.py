@@ -116,6 +116,31 @@ def test_nothing_changed(repository: Path, capsys: pytest.CaptureFixture[str]) -
     assert rows[1].base == pytest.approx(100.0, rel=0.01)
 
 
+def test_a_baseline_has_modules_in_c_where_the_candidate_has(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fresh checkout has none, which would pass for slower code."""
+    builds = repository.parent / "builds"
+    setup = f"import os, sys; open({str(builds)!r}, 'a').write(os.getcwd() + sys.argv[2])"
+    (repository / "setup.py").write_text(setup)
+    set_factor(repository, 1.0)
+    set_factor(repository, 1.0)
+    monkeypatch.setattr("harness.nightly.run.native", lambda: "none")
+    other = ("--out", str(repository.parent / "other"))
+    assert nightly(repository, "--only", "exact", *other) == 0
+    assert not builds.exists()
+    monkeypatch.setattr("harness.nightly.run.native", lambda: "clock")
+    assert nightly(repository, "--only", "exact") == 0
+    assert builds.read_text() == str(last_night(repository) / "baseline") + "build_ext"
+    (repository / "setup.py").write_text("import sys; sys.exit('no headers')")
+    set_factor(repository, 1.0)
+    assert (
+        nightly(repository, "--only", "exact", "--baseline", "HEAD", "--out", str(builds) + "-2")
+        == 2
+    )
+    assert "could not be built: no headers; PRFAAS_PURE_PYTHON=1" in capsys.readouterr().err
+
+
 def test_a_slowdown_is_found_told_and_gives_exit_code_7(
     repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
