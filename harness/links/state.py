@@ -14,8 +14,9 @@ import os
 import secrets
 import signal
 import subprocess
+import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ class Process:
 
     def alive(self) -> bool:
         return self.started != 0 and _start_ticks(self.pid) == self.started
+
+
+_SAVING = threading.Lock()
 
 
 @dataclass(slots=True)
@@ -97,9 +101,13 @@ class LinkState:
         return not self.persistent and not self.owner.alive()
 
     def save(self) -> None:
-        temporary = self.path.with_suffix(".part")
-        temporary.write_text(json.dumps(asdict(self), indent=1))
-        temporary.replace(self.path)
+        """Threads may save at once: the last to do so writes all that had changed by then."""
+        with _SAVING:
+            temporary = self.path.with_suffix(".part")
+            # Copied in one step each: the loop goes on adding to them.
+            still = replace(self, namespaces=dict(self.namespaces), forwards=dict(self.forwards))
+            temporary.write_text(json.dumps(asdict(still), indent=1))
+            temporary.replace(self.path)
 
     @classmethod
     def load(cls, path: Path) -> LinkState:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ def hold_a_link(backend: str) -> tuple[subprocess.Popen, LinkState]:
     )
     assert process.stdout
     return process, find_state(process.stdout.readline().strip())
+
+
+def test_workers_that_start_together_save_at_once() -> None:
+    state = LinkState.new("relay", ("prfaas", "pd"), persistent=False)
+
+    def add(number: int) -> None:
+        state.forwards[str(number)] = "somewhere"
+        state.save()
+
+    try:
+        with ThreadPoolExecutor(16) as threads:
+            list(threads.map(add, range(64)))
+        assert len(LinkState.load(state.path).forwards) == 64
+    finally:
+        state.path.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("backend", ["relay", "tbf", "tun"])
