@@ -82,14 +82,12 @@ class Attempt:
 
     def start_prefill(self, cached_tokens: int, arrived_s: float) -> Awaitable[PrefillDone]:
         """Of the prompt, `cached_tokens` are there now; it was to arrive at `arrived_s`."""
-        decision = self._decision
-        assert decision is not None
         return self.prefill.prefill(
             PrefillJob(
                 self.request,
                 self.number,
                 cached_tokens,
-                decision.held_tokens,
+                self.decision.held_tokens,
                 self.decode,
                 self.link,
                 arrived_s,

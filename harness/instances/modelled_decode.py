@@ -73,10 +73,7 @@ class DecodeWork(asyncio.Future[DecodeDone]):
         return False
 
     def finish(self, runs: list[TokenRun]) -> None:
-        stage = self.stage
-        stage.memory.free(self.memory)
-        if stage.on_change is not None:
-            stage.on_change()
+        self.stage.free(self)
         self.set_result(DecodeDone(runs[0][0], runs))
 
 
@@ -157,6 +154,9 @@ class DecodeStage:
     def drop(self, work: DecodeWork) -> None:
         """`work` was cancelled: free its memory now and its place at the next boundary."""
         self.batch.remove(work)
+        self.free(work)
+
+    def free(self, work: DecodeWork) -> None:
         self.memory.free(work.memory)
         if self.on_change is not None:
             self.on_change()

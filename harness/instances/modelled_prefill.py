@@ -126,7 +126,7 @@ class PrefillStage:
         self._works[work.key] = work
         if self.rules.discipline.preempts:
             self._rank(work, 0.0)
-        if self._current is None and not self._queued and self._is_free() and self._fits(work):
+        if not self._queued and self._is_free() and self._fits(work):
             self._start(work, work.enqueued_s)
         else:
             self._enqueue(work)
