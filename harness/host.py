@@ -43,13 +43,14 @@ def facts() -> dict[str, str]:
 #: By word, the modules that have a twin in Python.
 _NATIVE = {
     "clock": "harness.clock._timeline",
+    "batch": "harness.instances._modelled_macro",
     "rows": "results._request_rows",
 }
 
 
 @functools.cache
 def native() -> str:
-    """Which modules in C are in use: `clock, rows` or `none`.
+    """Which modules in C are in use: `clock, batch, rows` or `none`.
 
     Figures of speed with and without them are not alike.
     """

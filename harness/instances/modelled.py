@@ -12,7 +12,6 @@ from typing import Protocol
 
 from harness.instances.modelled_batch import StepTimes
 from harness.instances.modelled_decode import DecodeStage, DecodeWork
-from harness.instances.modelled_macro import MacroBatch
 from harness.instances.modelled_prefill import PrefillRules, PrefillStage, PrefillWork
 from harness.instances.modelled_steps import SteppedBatch
 from harness.instances.prefix_pool import PrefixPool
@@ -24,7 +23,14 @@ from harness.ports import (
     PrefillJob,
     Role,
 )
+from results.native import require
 from workloads.request import Request
+
+try:
+    require("harness.instances._modelled_macro")
+    from harness.instances._modelled_macro import MacroBatch
+except ImportError:
+    from harness.instances.modelled_macro import MacroBatch
 
 # Looked up several times a request; an enumeration's attributes are slow to find.
 _PREFILL, _DECODE = Role.PREFILL, Role.DECODE

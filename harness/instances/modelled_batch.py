@@ -40,7 +40,7 @@ class StepTimes:
     and there is a step for each size of the batch.
     """
 
-    __slots__ = ("_by_batch", "_known", "_profile", "bucket_tokens")
+    __slots__ = ("_known", "_profile", "bucket_tokens", "by_batch")
 
     def __init__(self, profile: StepModel, bucket_tokens: int) -> None:
         self._profile = profile
@@ -48,12 +48,13 @@ class StepTimes:
         flat = profile.decode_step_s(1, 0) == profile.decode_step_s(1, 1 << 30)
         self.bucket_tokens = 0 if flat else bucket_tokens
         sizes = range(profile.max_batch + 1) if flat else ()
-        self._by_batch = [profile.decode_step_s(size, 0) for size in sizes]
+        #: Empty when context matters.
+        self.by_batch = [profile.decode_step_s(size, 0) for size in sizes]
 
     def step_s(self, batch: int, context_tokens: int) -> float:
         bucket_tokens = self.bucket_tokens
         if not bucket_tokens:
-            return self._by_batch[batch]
+            return self.by_batch[batch]
         bucket = context_tokens // bucket_tokens
         try:
             return self._known[batch, bucket]
@@ -130,6 +131,10 @@ class StepClock:
     def _append(self, opened: int, ends: TokenRun) -> None:
         self._opens.append(opened)
         self._ends.append(ends)
+
+    def __len__(self) -> int:
+        """Closed segments that are kept."""
+        return len(self._opens)
 
     @property
     def crowded(self) -> bool:

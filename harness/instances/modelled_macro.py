@@ -1,4 +1,7 @@
-"""The running batch of a modelled decode instance, in macro-steps."""
+"""The running batch of a modelled decode instance, in macro-steps.
+
+`MacroBatch` has a twin in C, `_modelled_macro.c`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ _NEVER = float("inf")
 
 
 class Member(Protocol):
-    """A request of a batch. One that is done (cancelled, say) and was removed is skipped."""
+    """A request of a batch. One that is done (cancelled, say) is to be removed, and is skipped.
+
+    `admitted_at`, -1 at first, is the batch's own.
+    """
 
     input_tokens: int
     output_tokens: int
@@ -112,6 +118,11 @@ class MacroBatch:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def _segments(self) -> int:
+        """Closed segments that are kept."""
+        return len(self._clock)
 
     def add(self, member: Member) -> None:
         self._waiting.append(member)

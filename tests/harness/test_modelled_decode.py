@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import math
+import weakref
 from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.clock import run
+from harness.instances import modelled
 from harness.instances.modelled import DecodeRules, ModelledInstance
-from harness.instances.modelled_batch import StepClock
+from harness.instances.modelled_batch import StepClock, StepTimes
+from harness.instances.modelled_macro import MacroBatch as PythonBatch
 from harness.instances.modelled_steps import token_times
 from harness.ports import DecodeJob, InstanceLost, InstanceSpec, PrefillDone, RequestRejected, Role
+from results.native import require
 from workloads.request import Request
+
+try:
+    require("harness.instances._modelled_macro")
+    from harness.instances._modelled_macro import MacroBatch as CBatch
+except ImportError:
+    CBatch = None
+
+not_built = pytest.mark.skipif(
+    CBatch is None, reason="harness.instances._modelled_macro is not built"
+)
+
+
+@pytest.fixture(
+    params=[pytest.param(PythonBatch, id="python"), pytest.param(CBatch, id="c", marks=not_built)],
+    autouse=True,
+)
+def batch_class(request, monkeypatch):
+    """Each test runs with either batch."""
+    monkeypatch.setattr(modelled, "MacroBatch", request.param)
+    return request.param
 
 
 @dataclass(frozen=True)
@@ -143,7 +169,13 @@ def campaigns(draw):
     return requests, cancel, events
 
 
-@settings(max_examples=150, deadline=None)
+# The fixture chooses a batch for all examples.
+either = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@either
 @given(devices, campaigns())
 def test_macro_steps_equal_step_by_step(device, campaign):
     rules = DecodeRules(context_bucket_tokens=32)
@@ -295,3 +327,241 @@ def test_old_segments_are_forgotten():
     assert sum(count for _, _, count in runs) == 27
     times = token_times(runs)
     assert all(a < b for a, b in pairwise(times))
+
+
+@dataclass(eq=False)
+class Member:
+    """Of a batch alone; `end(member)` is called when its tokens are out."""
+
+    output_tokens: int
+    input_tokens: int = 10
+    end: object = None
+    admitted_at: int = -1
+    removed: bool = False
+    runs: object = None
+
+    def done(self):
+        return self.removed or self.runs is not None
+
+    def finish(self, runs):
+        self.runs = runs
+        if self.end is not None:
+            self.end(self)
+
+
+def new_batch(batch_class, device: Device = Device()):
+    return batch_class(asyncio.get_running_loop(), StepTimes(device, 32), device.max_batch)
+
+
+programs = st.lists(
+    st.tuples(
+        st.sampled_from(["add"] * 6 + ["remove", "remove", "slow", "pause", "resume", "clear"]),
+        st.integers(0, 9),
+        st.sampled_from([0.0, 0.0, 0.003, 0.025, 0.1, 0.6371]),
+    ),
+    max_size=60,
+)
+
+
+def follow(batch_class, device, program):
+    """What a program does to a batch, as far as can be seen, to the last bit."""
+
+    async def main():
+        batch = new_batch(batch_class, device)
+        members, seen = [], []
+        for number, (action, choice, wait_s) in enumerate(program):
+            if action == "add":
+                members.append(Member(1 + choice * 7 % 40, 3 + 5 * choice))
+                batch.add(members[-1])
+            elif action == "remove":
+                living = [member for member in members if not member.done()]
+                if living:
+                    member = living[choice % len(living)]
+                    member.removed = True
+                    batch.remove(member)
+            elif action == "clear":
+                ended = batch.clear()
+                seen.append([members.index(member) for member in ended])
+                for member in ended:
+                    member.removed = True
+            else:
+                getattr(batch, action)(*((1.0 + choice / 3,) if action == "slow" else ()))
+            seen.append((number, batch.active, batch.waiting, batch._segments))
+            await asyncio.sleep(wait_s)
+        batch.resume()
+        await asyncio.sleep(1e4)
+        assert batch.active == batch.waiting == 0
+        return seen, [member.runs for member in members]
+
+    return run(main())
+
+
+@not_built
+@either
+@given(devices, programs)
+def test_both_twins_give_the_same_to_the_last_bit(device, program):
+    assert follow(CBatch, device, program) == follow(PythonBatch, device, program)
+
+
+def test_a_batch_forgets_segments_of_which_nobody_has_tokens(batch_class):
+    async def main():
+        batch = new_batch(batch_class, Device(per_context_s=1e-6))
+        sizes = []
+
+        def again(member):
+            sizes.append(batch._segments)
+            if len(sizes) < 40:
+                batch.add(Member(2000, end=again))
+
+        batch.add(Member(2000, end=again))
+        await asyncio.sleep(1e5)
+        return sizes
+
+    sizes = run(main())
+    assert len(sizes) == 40 and max(sizes) < 700
+
+
+def test_one_that_finishes_may_change_the_batch(batch_class):
+    async def main():
+        batch = new_batch(batch_class, Device(base_s=1.0, max_batch=20))
+        late = Member(3)
+        others = [Member(9) for _ in range(4)]
+
+        def change(member):
+            batch.add(late)
+            for other in others:
+                other.removed = True
+                batch.remove(other)
+
+        # More leave together than few.
+        together = [Member(5) for _ in range(11)]
+        together[0].end = change
+        for member in together + others:
+            batch.add(member)
+        await asyncio.sleep(100.0)
+        assert batch.active == batch.waiting == 0
+        return together, late, others
+
+    together, late, others = run(main())
+    assert [member.runs for member in together] == [[(0.0, 1.0, 5)]] * 11
+    assert late.runs == [(4.0, 1.0, 3)] and not any(other.runs for other in others)
+
+
+def test_what_a_member_raises_goes_to_the_loop_and_the_batch_goes_on(batch_class):
+    async def main():
+        reported = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: reported.append(context["exception"])
+        )
+        batch = new_batch(batch_class)
+        batch.add(Member(3, end=lambda member: 1 / 0))
+        after = Member(5)
+        batch.add(after)
+        await asyncio.sleep(1.0)
+        assert [type(error) for error in reported] == [ZeroDivisionError]
+        return after.runs
+
+    assert run(main()) == [(0.0, 0.025, 5)]
+
+
+def test_a_member_that_is_not_there_cannot_be_removed(batch_class):
+    async def main():
+        batch = new_batch(batch_class)
+        batch.add(Member(3))
+        with pytest.raises(ValueError):
+            batch.remove(Member(3))
+
+    run(main())
+
+
+def test_a_batch_that_is_given_up_gives_up_its_members(batch_class):
+    async def main():
+        batch = new_batch(batch_class, Device(max_batch=1))
+        members = [Member(3), Member(3)]
+        members[0].end = members[1].end = batch  # a cycle
+        found = [weakref.ref(member) for member in members]
+        for member in members:
+            batch.add(member)
+        asyncio.get_running_loop()._forget()
+        del batch, members, member
+        gc.collect()
+        assert [each() for each in found] == [None, None]
+
+    run(main())
+
+
+@not_built
+@pytest.mark.parametrize("tokens", ["7", 7.0, None, -1, 1 << 41, 1 << 80])
+def test_the_twin_in_c_refuses_members_whose_tokens_it_cannot_count(tokens):
+    async def main():
+        batch = new_batch(CBatch)
+        with pytest.raises((TypeError, OverflowError)):
+            batch.add(Member(tokens))
+        with pytest.raises((TypeError, OverflowError)):
+            batch.add(Member(3, tokens))
+        with pytest.raises(AttributeError):
+            batch.add(7)
+        assert batch.active == batch.waiting == 0
+
+    run(main())
+
+
+@not_built
+def test_the_twin_in_c_survives_a_hostile_loop_and_hostile_step_times():
+    class Loop:
+        now, batch, left = 0.0, None, 0
+
+        def time(self):
+            if self.left:
+                self.left -= 1
+                self.batch.clear()
+                self.batch.add(Member(4))
+            return self.now
+
+        def call_at(self, when, callback):
+            return self if when < math.inf else None
+
+        def cancel(self):
+            self.batch.clear()
+
+    class Times:
+        bucket_tokens = 8
+        by_batch = ()
+
+        def step_s(self, batch, context):
+            loop.batch.clear()
+            return 0.5
+
+    for times in (Times(), StepTimes(Device(max_batch=64), 32)):
+        loop = Loop()
+        if not isinstance(times.by_batch, list):
+            with pytest.raises(TypeError):
+                CBatch(loop, times, 64)
+            Times.by_batch = []
+        loop.batch = batch = CBatch(loop, times, 64)
+        for step in range(300):
+            loop.left = step % 5
+            loop.now = step * 0.7
+            member = Member(1 + step % 9)
+            batch.add(member)
+            batch()
+            if step % 3 == 0:
+                with pytest.raises((ValueError, TypeError)):
+                    batch.remove(member)
+                    batch.remove(member)
+            if step % 7 == 0:
+                batch.pause()
+                batch.slow(2.0)
+            batch.resume()
+    with pytest.raises(TypeError):
+        batch(1)
+    with pytest.raises(TypeError):
+        batch.slow("fast")
+    times.by_batch.clear()
+    batch.clear()
+    with pytest.raises(IndexError):
+        batch.add(Member(3))
+    loop.now = math.nan
+    with pytest.raises(OverflowError):
+        batch.add(Member(3))
+        batch.add(Member(3))

@@ -106,7 +106,10 @@ def test_same_seed_same_bytes_whatever_the_hash_seed(tmp_path):
     assert first == second
 
 
-@pytest.mark.parametrize("module", ["harness.clock._timeline", "results._request_rows"])
+@pytest.mark.parametrize(
+    "module",
+    ["harness.clock._timeline", "harness.instances._modelled_macro", "results._request_rows"],
+)
 def test_same_bytes_with_the_modules_in_c_and_without(tmp_path, module):
     pytest.importorskip(module, reason=f"{module} is not built")
     with_c = written_apart(tmp_path / "c", {})

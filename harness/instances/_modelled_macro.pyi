@@ -1,0 +1,1 @@
+from harness.instances.modelled_macro import MacroBatch as MacroBatch
