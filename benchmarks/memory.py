@@ -4,15 +4,14 @@
     MALLOC_MMAP_THRESHOLD_=131072 MALLOC_TRIM_THRESHOLD_=131072 python benchmarks/memory.py
 
 Prints, for each quarter of the passes, the least and most MiB between two of them: `held` is what
-the process has (RssAnon), `in use` what the allocator has handed out and not got back (mallinfo2),
-`kept` what it keeps of the rest. As in a worker the passes run in a thread of their own, which has
-an arena of its own. glibc on Linux only.
+the process has (RssAnon), `in use` what its allocators have handed out and not got back
+(`engine.in_use`), `kept` what the C library keeps of the rest. As in a worker the passes run in a
+thread of their own, which has an arena of its own. glibc on Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import random
 import threading
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from engine.in_use import in_use_bytes, kept_bytes
 from engine.model.batch import ForwardBatch, Piece
 from engine.worker.loading import load_engine
 from engine.worker.options import WorkerOptions
@@ -28,18 +28,6 @@ MIB = 2**20
 PAGE_TOKENS = 8
 LONGEST = 4000
 NAMES = ("held", "in use", "kept")
-
-
-class _MallInfo(ctypes.Structure):
-    """struct mallinfo2 (man 3 mallinfo); all arenas together."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd",
-            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-        )
-    ]  # fmt: skip
 
 
 def _held_bytes() -> int:
@@ -51,8 +39,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=2000, metavar="N", help="4 or more")
     passes = parser.parse_args().passes
-    mallinfo = ctypes.CDLL(None).mallinfo2
-    mallinfo.restype = _MallInfo
+    if kept_bytes() is None:
+        parser.error("glibc 2.33 or newer is needed")
     engine = load_engine(
         WorkerOptions(
             socket=None,
@@ -78,9 +66,8 @@ def main() -> None:
                 batch = ForwardBatch.build([piece], PAGE_TOKENS, engine.storage.device)
                 engine.model.forward(batch, engine.storage, None)
             spent_s, tokens = spent_s + time.thread_time() - begun_s, tokens + length
-            heap = mallinfo()
-            in_use = heap.uordblks + heap.hblkhd
-            rows.append((_held_bytes() / MIB, in_use / MIB, heap.fordblks / MIB))
+            now = _held_bytes(), in_use_bytes() or 0, kept_bytes() or 0
+            rows.append((now[0] / MIB, now[1] / MIB, now[2] / MIB))
         print(f"{tokens:,} tokens, {spent_s * 1e6 / tokens:.1f} us of CPU a token")
 
     thread = threading.Thread(target=compute)

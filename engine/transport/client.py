@@ -83,6 +83,8 @@ class DataPlane:
         self.arena = arena
         self.settings = settings
         self.port = 0
+        #: What the plane last said that it has in use (`engine.in_use`); None: not yet, or unknown.
+        self.in_use_bytes: int | None = None
         #: Done when the plane is gone, whoever ended it.
         self.closed: asyncio.Future[None] = loop.create_future()
         self._process = process
@@ -296,5 +298,7 @@ class DataPlane:
                 self._samples.extend(message["rows"])
                 for row in message["rows"]:
                     self._latest[row["host"], row["port"]] = row
+            case "memory":
+                self.in_use_bytes = message["in_use_bytes"]
             case "audit":
                 self._audit.append(message["row"])

@@ -4,7 +4,7 @@ lock. Started by `client.DataPlane`; ends with its parent.
 One loop (this module) runs deadlines, control connections and the worker's socket; lanes are
 threads (`lanes`). Messages of the worker: open, push, commit, cancel (sending); grant, refuse,
 admit, reject (receiving); beat, close. To the worker: ready, granted, ended; offered, withdrawn,
-verified, aborted; samples, audit, failed.
+verified, aborted; samples, memory, audit, failed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, ClassVar
 
+from engine.in_use import in_use_bytes
 from engine.transport.arena import SharedArena
 from engine.transport.audit import audit_row
 from engine.transport.control import Control, Pipe
@@ -46,6 +47,8 @@ from engine.transport.settings import Settings
 from engine.transport.sockets import is_loopback
 
 IDLE_TICK_S = 0.05
+#: How often the worker hears what memory this process has in use.
+MEMORY_S = 2.0
 #: A session without connection and work is forgotten after this long.
 IDLE_SESSION_S = 5.0
 
@@ -87,6 +90,7 @@ class Plane:
         self._offers: dict[Handle, Manifest] = {}
         self._verified: dict[Handle, Verified] = {}
         self._sampled_s = 0.0
+        self._weighed_s = 0.0
         self._pushed: dict[Peer, Session] = {}
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_wakeup)
         self._selector.register(self._worker, selectors.EVENT_READ, self._on_worker)
@@ -359,7 +363,11 @@ class Plane:
         self._tell({"op": "audit", "row": row})
 
     def _beat(self, message: Message) -> None:
-        """Being read is what a beat is for."""
+        """Being read is what a beat is for; now and then it is answered."""
+        now = time.monotonic()
+        if now - self._weighed_s >= MEMORY_S:
+            self._weighed_s = now
+            self._tell({"op": "memory", "in_use_bytes": in_use_bytes()})
 
     def _close(self, message: Message) -> None:
         raise WorkerGone

@@ -15,6 +15,7 @@ from engine.cache.checkpoints import CheckpointPolicy
 from engine.cache.figures import CacheEvent
 from engine.cache.pool import HybridPool, NeverFits
 from engine.disciplines import make_discipline
+from engine.in_use import in_use_bytes
 from engine.pacing import Pacing
 from engine.prefill_time import MeasuredTime, PacedTime
 from engine.runner import Runner
@@ -377,6 +378,10 @@ class Worker:
             "requests": asdict(self.counters),
             "sent_bytes": self.courier.sent_bytes,
             "received_caches": self.courier.received,
+            "memory": {
+                "in_use_bytes": in_use_bytes(),
+                "plane_in_use_bytes": self.courier.plane.in_use_bytes,
+            },
             "prefixes": {
                 "in_hand": len(prefixes),
                 "sent": prefixes.sent,

@@ -19,6 +19,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
+from engine.in_use import in_use_bytes
 from harness import realtime
 from harness.chaos.holdings import Holdings
 from harness.chaos.processes import command_of, descendants, family, held_by
@@ -30,6 +33,7 @@ from harness.instances.remote import RemoteInstance
 from harness.measure import phase_requests
 from harness.phases import Phase
 from harness.policies.catalog import make_policy
+from harness.ports import ServingError
 from harness.replay import ReplayCounts, replay
 from harness.router import RetryRules, Router
 from results.records import RequestRecord, Status
@@ -49,6 +53,8 @@ DIRECTORY_ENTRIES = 256
 CALM_S = (3.0, 9.0)
 #: How often what the processes hold is looked at.
 LOOK_S = 5.0
+#: A worker that does not say within so long what it has in use is stopped: not this time.
+SAY_S = 1.0
 SETTLE_S = 30.0
 DRAIN_S = 90.0
 #: The other end of a cache tells of it within so long, or was killed first.
@@ -296,15 +302,33 @@ class _Soak:
         loop, own = asyncio.get_running_loop(), os.getpid()
         while True:
             names = {self._fleet.pid(name): name for name in (*self._names, ORACLE)}
-            holdings.note(loop.time(), "harness", own, held_by(own))
+            said = dict(zip(names, await self._in_use(list(names.values())), strict=True))
+            mine = replace(held_by(own), in_use_bytes=in_use_bytes())
+            holdings.note(loop.time(), "harness", own, mine)
             for pid, parent in family(own).items():
-                name = names.get(pid)
+                name, in_use = names.get(pid), said.get(pid, {}).get("in_use_bytes")
                 if name is None and parent in names:
                     name = f"{names[parent]}'s plane"
+                    in_use = said[parent].get("plane_in_use_bytes")
                 with suppress(FileNotFoundError, ProcessLookupError):
-                    holdings.note(loop.time(), name or command_of(pid), pid, held_by(pid))
+                    held = replace(held_by(pid), in_use_bytes=in_use)
+                    holdings.note(loop.time(), name or command_of(pid), pid, held)
             await self.audit()
             await asyncio.sleep(LOOK_S)
+
+    async def _in_use(self, names: list[str]) -> list[dict[str, int | None]]:
+        """What the workers say that they and their planes have in use, nothing for one that does
+        not answer."""
+
+        async def ask(name: str) -> dict[str, int | None]:
+            try:
+                async with asyncio.timeout(SAY_S):
+                    memory: dict[str, int | None] = (await self._remote(name).stats())["memory"]
+            except (ServingError, aiohttp.ClientError, TimeoutError, ConnectionError):
+                return {}
+            return memory
+
+        return await asyncio.gather(*map(ask, names))
 
     async def audit(self) -> None:
         """Take what the workers say of the caches that crossed; both ends must say the same."""

@@ -6,6 +6,9 @@ left out. A short life does not count: what fills up once, buffers and tables wi
 there like growth without end. Memory is the heap alone; the arena of the caches is touched page by
 page and shared. Of each minute the least counts: what a step needs for itself, and what the
 allocator keeps of it for the next, comes and goes within seconds; a leak raises the least as well.
+
+A heap also grows by what its allocator keeps in fragments, up to a plateau that may be further than
+a life is long. So what is in use of it (`engine.in_use`) is judged as well, and more tightly.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ WARM_S = 180.0
 LEAST_S = 240.0
 #: The least heap in so long is what a process held on to.
 FLOOR_S = 60.0
-#: Growth from which memory is not flat, when it is beyond doubt.
+#: Growth from which memory is not flat, when it is beyond doubt: of a heap, and of what is in use.
 GROWTH_BYTES_PER_HOUR = 12 << 20
+IN_USE_BYTES_PER_HOUR = 4 << 20
 DOUBT = 3.0
 #: Descriptors that a life may have more of than at its first sample, beyond connections.
 DESCRIPTOR_SLACK = 8
@@ -32,47 +36,83 @@ MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """From the `first` to the `last` least of a minute, bytes; `per_hour` and its standard `error`
+    in bytes an hour, from lives of LEAST_S and more, None where there is none."""
+
+    first: int
+    last: int
+    per_hour: float | None = None
+    error: float | None = None
+
+    def beyond(self, bytes_per_hour: float) -> bool:
+        """Whether it is more than that, and no chance."""
+        if self.per_hour is None or self.error is None:
+            return False
+        return self.per_hour - DOUBT * self.error > bytes_per_hour
+
+    def __str__(self) -> str:
+        grew = "too short to say"
+        if self.per_hour is not None and self.error is not None:
+            grew = f"{self.per_hour / MIB:+.1f} +- {self.error / MIB:.1f} MiB/h"
+        return f"{self.first / MIB:.1f} -> {self.last / MIB:.1f} MiB ({grew})"
+
+
+@dataclass(frozen=True, slots=True)
 class Trend:
-    """`growth` and its standard error in bytes an hour, from lives of LEAST_S and more; None where
-    there is none. The heap is (the first, the last) least of a minute, descriptors are (at the
-    first warm sample, at the last); `cpu_s` of all lives."""
+    """`in_use` is None for a process that does not say; descriptors are (at the first warm sample,
+    at the last); `cpu_s` of all lives."""
 
     process: str
     lives: int
     warm_s: float
-    heap_bytes: tuple[int, int]
-    growth: float | None
-    growth_error: float | None
+    heap: Growth
+    in_use: Growth | None
     descriptors: tuple[int, int]
     cpu_s: float
 
     def line(self) -> str:
         if not self.warm_s:
             return f"{self.process}: {self.lives} lives, none grew warm, {self.cpu_s:.0f} s of CPU"
-        first, last = self.heap_bytes
-        grew = "too short to say"
-        if self.growth is not None and self.growth_error is not None:
-            grew = f"{self.growth / MIB:+.1f} +- {self.growth_error / MIB:.1f} MiB/h"
+        in_use = "" if self.in_use is None else f"in use {self.in_use}, "
         return (
-            f"{self.process}: {self.lives} lives, {self.warm_s:.0f} s warm, heap "
-            f"{first / MIB:.0f} -> {last / MIB:.0f} MiB ({grew}), descriptors "
-            f"{self.descriptors[0]} -> {self.descriptors[1]}, {self.cpu_s:.0f} s of CPU"
+            f"{self.process}: {self.lives} lives, {self.warm_s:.0f} s warm, heap {self.heap}, "
+            f"{in_use}descriptors {self.descriptors[0]} -> {self.descriptors[1]}, "
+            f"{self.cpu_s:.0f} s of CPU"
         )
+
+
+class _Floors:
+    """(seconds, bytes) of the sample with the least bytes of each FLOOR_S."""
+
+    __slots__ = ("_window", "points")
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, int]] = []
+        self._window = -1
+
+    def note(self, at_s: float, age_s: float, n_bytes: int) -> None:
+        window = int(age_s // FLOOR_S)
+        if window > self._window:
+            self._window = window
+            self.points.append((at_s, n_bytes))
+        elif n_bytes < self.points[-1][1]:
+            self.points[-1] = at_s, n_bytes
 
 
 @dataclass(slots=True)
 class _Life:
-    """What is kept of one: as little as can be, since the harness looks at itself too. `floors` is
-    (seconds, heap bytes) of the sample with the least heap of each FLOOR_S of the warm part, which
-    is from `warm_s` to `last_s`; descriptors are (at its first sample, at its last, most)."""
+    """What is kept of one: as little as can be, since the harness looks at itself too. Memory is of
+    the warm part, which is from `warm_s` to `last_s`; descriptors are (at its first sample, at its
+    last, most)."""
 
     began_s: float
     cpu_s: float = 0.0
     warm_s: float | None = None
     last_s: float = 0.0
-    floors: list[tuple[float, int]] = field(default_factory=list)
+    heap: _Floors = field(default_factory=_Floors)
+    in_use: _Floors = field(default_factory=_Floors)
     descriptors: tuple[int, int, int] = (0, 0, 0)
-    _window: int = -1
 
     def note(self, at_s: float, held: Held) -> None:
         """A sample of the warm part."""
@@ -83,12 +123,9 @@ class _Life:
             first = now
         self.last_s = at_s
         self.descriptors = first, now, max(most, now)
-        window = int((at_s - self.warm_s) // FLOOR_S)
-        if window > self._window:
-            self._window = window
-            self.floors.append((at_s, held.heap_bytes))
-        elif held.heap_bytes < self.floors[-1][1]:
-            self.floors[-1] = at_s, held.heap_bytes
+        self.heap.note(at_s, at_s - self.warm_s, held.heap_bytes)
+        if held.in_use_bytes is not None:
+            self.in_use.note(at_s, at_s - self.warm_s, held.in_use_bytes)
 
     @property
     def span_s(self) -> float:
@@ -115,10 +152,11 @@ class Holdings:
     def violations(self, connections: int) -> Iterator[str]:
         """`connections`: that a process may keep open for the next request."""
         for trend in self.trends():
-            if trend.growth is not None and trend.growth_error is not None:
-                least = trend.growth - DOUBT * trend.growth_error
-                if least > GROWTH_BYTES_PER_HOUR:
-                    yield f"memory grows: {trend.line()}"
+            in_use = trend.in_use
+            if trend.heap.beyond(GROWTH_BYTES_PER_HOUR) or (
+                in_use is not None and in_use.beyond(IN_USE_BYTES_PER_HOUR)
+            ):
+                yield f"memory grows: {trend.line()}"
         for name, lives in self._lives.items():
             for life in lives.values():
                 first, _, most = life.descriptors
@@ -127,20 +165,28 @@ class Holdings:
 
     def _trend(self, name: str, lives: list[_Life]) -> Trend:
         warm = [life for life in lives if life.span_s > 0.0]
-        long = [life.floors for life in warm if life.span_s >= LEAST_S]
-        growth, error = _slope(long) if long else (None, None)
-        heap = [bytes_ for life in warm for _, bytes_ in life.floors] or [0]
+        long = [life for life in warm if life.span_s >= LEAST_S]
+        in_use = [life.in_use.points for life in warm]
         descriptors = [life.descriptors for life in warm] or [(0, 0, 0)]
         return Trend(
             name,
             len(lives),
             sum(life.span_s for life in warm),
-            (heap[0], heap[-1]),
-            None if growth is None else growth * 3600.0,
-            None if error is None else error * 3600.0,
+            _growth([life.heap.points for life in warm], [life.heap.points for life in long]),
+            _growth(in_use, [life.in_use.points for life in long]) if any(in_use) else None,
             (descriptors[0][0], descriptors[-1][1]),
             sum(life.cpu_s for life in lives),
         )
+
+
+def _growth(warm: list[list[tuple[float, int]]], long: list[list[tuple[float, int]]]) -> Growth:
+    """Between the ends of lives that were warm, at the pace of the long ones."""
+    levels = [n_bytes for points in warm for _, n_bytes in points] or [0]
+    long = [points for points in long if len(points) > 1]
+    if not long:
+        return Growth(levels[0], levels[-1])
+    slope, error = _slope(long)
+    return Growth(levels[0], levels[-1], slope * 3600.0, error * 3600.0)
 
 
 def _slope(lives: list[list[tuple[float, int]]]) -> tuple[float, float]:

@@ -12,13 +12,15 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 @dataclass(frozen=True, slots=True)
 class Held:
     """Of the process itself: resident memory, the part of it that is not files or shared
-    (`heap_bytes`), open descriptors, CPU time used; and how many `processes` are below it."""
+    (`heap_bytes`), open descriptors, CPU time used; and how many `processes` are below it. Only the
+    process itself can say what its allocators have handed out of the heap (`in_use_bytes`)."""
 
     rss_bytes: int
     heap_bytes: int
     descriptors: int
     cpu_s: float
     processes: int
+    in_use_bytes: int | None = None
 
 
 def held_by(pid: int) -> Held:

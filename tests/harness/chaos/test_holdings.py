@@ -17,9 +17,11 @@ def soak(
     noise: float = 0.5 * MIB,
     descriptors_per_hour: float = 0.0,
     kept: Callable[[float], float] = lambda age_s: 0.0,
+    says: bool = False,
 ) -> Holdings:
     """A process sampled every 5 s; each life begins small, warms up, and has a level of its own.
-    `kept`: bytes that the allocator keeps of what was freed, at an age in seconds."""
+    `kept`: bytes that the allocator keeps of what was freed, at an age in seconds. `says`: it tells
+    what it has in use, which is all the rest."""
     dice, holdings, now_s = random.Random(1), Holdings(warm_s=60.0), 0.0
     for pid in range(lives):
         level = 200 * MIB + dice.uniform(-20, 20) * MIB
@@ -27,9 +29,11 @@ def soak(
         while age_s < life_s:
             warming = min(0.0, age_s - 60.0) / 60.0 * 80 * MIB
             heap = level + warming + leak_per_hour * age_s / 3600.0 + dice.gauss(0.0, noise)
+            in_use = int(heap) if says else None
             heap += kept(age_s)
             fds = 40 + int(descriptors_per_hour * age_s / 3600.0)
-            holdings.note(now_s, "pd-0", pid, Held(int(heap), int(heap), fds, age_s / 10, 1))
+            held = Held(int(heap), int(heap), fds, age_s / 10, 1, in_use)
+            holdings.note(now_s, "pd-0", pid, held)
             age_s, now_s = age_s + 5.0, now_s + 5.0
     return holdings
 
@@ -38,7 +42,7 @@ def test_a_warm_up_and_new_lives_are_no_growth():
     holdings = soak(0.0)
     (trend,) = holdings.trends()
     assert trend.lives == 8
-    assert trend.growth == pytest.approx(0.0, abs=6 * MIB)
+    assert trend.heap.per_hour == pytest.approx(0.0, abs=6 * MIB)
     assert list(holdings.violations(0)) == []
     assert trend.cpu_s == pytest.approx(8 * 39.5)
 
@@ -46,7 +50,7 @@ def test_a_warm_up_and_new_lives_are_no_growth():
 def test_a_leak_is_seen_through_deaths_and_levels():
     holdings = soak(120 * MIB)
     (trend,) = holdings.trends()
-    assert trend.growth == pytest.approx(120 * MIB, rel=0.1)
+    assert trend.heap.per_hour == pytest.approx(120 * MIB, rel=0.1)
     (violation,) = holdings.violations(0)
     assert violation.startswith("memory grows: pd-0")
 
@@ -64,14 +68,34 @@ def test_what_the_allocator_keeps_for_the_next_step_is_no_growth_and_hides_none(
 
     holdings = soak(leak, kept=kept)
     (trend,) = holdings.trends()
-    assert trend.growth == pytest.approx(leak, abs=6 * MIB)
+    assert trend.heap.per_hour == pytest.approx(leak, abs=6 * MIB)
     assert len(list(holdings.violations(0))) == (1 if leak else 0)
+
+
+def fragments(age_s: float) -> float:
+    return 9 * MIB * age_s / 3600.0
+
+
+def test_fragments_that_an_allocator_keeps_are_no_growth_of_what_is_in_use():
+    holdings = soak(0.0, noise=0.1 * MIB, kept=fragments, says=True)
+    (trend,) = holdings.trends()
+    assert trend.in_use is not None and trend.in_use.per_hour == pytest.approx(0.0, abs=MIB)
+    assert trend.heap.per_hour == pytest.approx(9 * MIB, abs=MIB)
+    assert "in use" in trend.line()
+    assert list(holdings.violations(0)) == []
+
+
+def test_a_leak_too_small_for_the_heap_is_seen_in_what_is_in_use():
+    leak = 6 * MIB
+    assert list(soak(leak, noise=0.1 * MIB, says=False).violations(0)) == []
+    (violation,) = soak(leak, noise=0.1 * MIB, says=True).violations(0)
+    assert violation.startswith("memory grows: pd-0")
 
 
 def test_short_lives_give_no_verdict_on_memory():
     holdings = soak(900 * MIB, lives=20, life_s=250.0)
     (trend,) = holdings.trends()
-    assert trend.growth is None and "too short" in trend.line()
+    assert trend.heap.per_hour is None and "too short" in trend.line()
     assert list(holdings.violations(0)) == []
 
 
