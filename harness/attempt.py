@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
 
 from harness.accounts import Path
 from harness.policies.base import Decision
@@ -20,8 +19,7 @@ from workloads.request import Request
 
 
 class Attempt:
-    """A context, which takes everything out of the accounts however the attempt ends; when it does
-    not succeed, its cache is dropped wherever it is.
+    """In the accounts from its making until `end` or `abandon`, of which one must be called.
 
     The decision is kept until the prefill has ended: the less is in memory of a request that
     decodes, the more of them fit in a processor's caches.
@@ -51,14 +49,15 @@ class Attempt:
         links: Mapping[tuple[str, str], Link],
         now_s: Callable[[], float],
     ) -> None:
-        """From here on it is in the accounts. `now_s` is the loop's clock."""
+        """`now_s` is the loop's clock."""
         prefill_cluster, decode_cluster = decision.prefill_cluster, decision.decode_cluster
         prefill_pool, decode_pool = view.prefill[prefill_cluster], view.decode[decode_cluster]
+        prefill_key, decode_key = decision.prefill_key, decision.decode_key
         self.request = request
         self.number = number
         self._decision: Decision | None = decision
-        self.prefill = instances[prefill_pool.names[decision.prefill_key]]
-        self.decode = instances[decode_pool.names[decision.decode_key]]
+        self.prefill = instances[prefill_pool.names[prefill_key]]
+        self.decode = instances[decode_pool.names[decode_key]]
         self.link: Link | None = None
         self._path: Path | None = None
         if prefill_cluster != decode_cluster:
@@ -68,55 +67,47 @@ class Attempt:
                 self._path.outstanding_bytes += decision.predicted_bytes
         self._prefill_pool = prefill_pool
         self._decode_pool = decode_pool
-        self._decode_key = decision.decode_key
+        self._decode_key = decode_key
         self._now_s = now_s
-        prefill_pool.assign(decision.prefill_key, view.now_s, decision.predicted_work_s)
-        decode_pool.assign(decision.decode_key)
+        prefill_pool.assign(prefill_key, view.now_s, decision.predicted_work_s)
+        decode_pool.assign(decode_key)
 
-    @property
-    def decision(self) -> Decision:
-        """Before the prefill has ended."""
-        if self._decision is None:
-            raise AssertionError("the prefill has ended")
-        return self._decision
-
-    def start_prefill(self, cached_tokens: int, arrived_s: float) -> Awaitable[PrefillDone]:
-        """Of the prompt, `cached_tokens` are there now; it was to arrive at `arrived_s`."""
+    def start_prefill(
+        self, cached_tokens: int, held_tokens: int, arrived_s: float
+    ) -> Awaitable[PrefillDone]:
+        """Of the prompt, `cached_tokens` are there now and `held_tokens` at the decode side; it was
+        to arrive at `arrived_s`."""
         return self.prefill.prefill(
             PrefillJob(
                 self.request,
                 self.number,
                 cached_tokens,
-                self.decision.held_tokens,
+                held_tokens,
                 self.decode,
                 self.link,
                 arrived_s,
             )
         )
 
-    def prefilled(self, done: PrefillDone) -> None:
-        """The prefill has ended, after the time that it really took."""
-        self._settle_prefill(done.finished_s - done.started_s)
-
     def start_decode(self, done: PrefillDone) -> Awaitable[DecodeDone]:
+        """The prefill has ended, after the time that it really took; what it delivered is to be
+        decoded."""
+        self._settle_prefill(done.finished_s - done.started_s)
         return self.decode.decode(DecodeJob(self.request, self.number, done))
 
-    def __enter__(self) -> Attempt:
-        return self
+    def end(self) -> None:
+        """All is decoded."""
+        self._decode_pool.settle(self._decode_key)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def abandon(self) -> None:
+        """It ends without success: its cache is dropped wherever it is."""
         self._settle_prefill(0.0)  # work that is not done by now will not be
         self._decode_pool.settle(self._decode_key)
-        if kind is not None:
-            self.prefill.abandon(self.request, self.number)
-            self.decode.abandon(self.request, self.number)
+        self.prefill.abandon(self.request, self.number)
+        self.decode.abandon(self.request, self.number)
 
     def _settle_prefill(self, took_s: float) -> None:
+        """Out of the accounts of prefill and link. Idempotent."""
         decision = self._decision
         if decision is not None:
             self._decision = None

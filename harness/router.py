@@ -105,20 +105,26 @@ class Router:
                 record.attempts += 1
                 n_losses, n_returns = view.n_losses, view.n_returns
                 try:
-                    with self._begin(request, record) as attempt:
-                        cached_tokens, copied_bytes = record.cached_tokens, 0
-                        if attempt.decision.copy_from:
-                            cached_tokens, copied_bytes = await self._copy(attempt)
+                    attempt, decision = self._begin(request, record)
+                    try:
+                        cached_tokens, held_tokens = decision.cached_tokens, decision.held_tokens
+                        copied_bytes = 0
+                        if decision.copy_from:
+                            cached_tokens, copied_bytes = await self._copy(attempt, decision)
+                        del decision  # nothing is kept in memory longer than it is needed
                         done = await attempt.start_prefill(
-                            cached_tokens, origin_s + record.scheduled_s
+                            cached_tokens, held_tokens, origin_s + record.scheduled_s
                         )
-                        attempt.prefilled(done)
                         if request.block_ids and self._prefixes is not None:
                             self._learn(record, attempt, cached_tokens, done)
                         _note_prefill(record, done, copied_bytes, origin_s)
                         decoding = attempt.start_decode(done)
-                        del done  # not to be kept in memory while the request decodes
+                        del done
                         tokens = await decoding
+                    except BaseException:
+                        attempt.abandon()
+                        raise
+                    attempt.end()
                     _note_tokens(record, tokens, origin_s)
                 except NoRoute as error:
                     if view.lost and patience_s > 0.0:
@@ -159,7 +165,7 @@ class Router:
             await asyncio.sleep(self._retry.backoff_s)
         return self._loop.time() - began_s
 
-    def _begin(self, request: Request, record: RequestRecord) -> Attempt:
+    def _begin(self, request: Request, record: RequestRecord) -> tuple[Attempt, Decision]:
         """Decide where the next attempt goes. Raises NoRoute."""
         view, now_s = self.view, self._loop.time
         view.now_s = now_s()
@@ -173,14 +179,13 @@ class Router:
         record.prefill_instance = attempt.prefill.spec.name
         record.decode_instance = attempt.decode.spec.name
         record.cached_tokens = decision.cached_tokens
-        return attempt
+        return attempt, decision
 
-    async def _copy(self, attempt: Attempt) -> tuple[int, int]:
+    async def _copy(self, attempt: Attempt, decision: Decision) -> tuple[int, int]:
         """Fetch the prefix that the decision counts on. Returns (tokens that need no computing
         now, bytes that crossed). One that fails costs time: what it lacks is computed.
         """
-        view, decision = self.view, attempt.decision
-        request, sink = attempt.request, attempt.prefill
+        view, request, sink = self.view, attempt.request, attempt.prefill
         source, n_bytes = decision.copy_from, decision.copy_bytes
         path = view.path(source, decision.prefill_cluster)
         if self._copier is None or path is None or view.directory is None:
