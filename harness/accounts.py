@@ -9,8 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from harness.ordering import Busy, FewestFirst, LeastFirst
+from harness.ordering import Busy
 from harness.ports import LinkSignals
+from results.native import require
+
+try:
+    require("harness._ordering")
+    from harness._ordering import FewestFirst, LeastFirst
+except ImportError:
+    from harness.ordering import FewestFirst, LeastFirst
 
 
 class WorkModel(Protocol):
@@ -64,11 +71,11 @@ class PrefillPool:
         key = order.least()
         if key < 0:
             return -1, _NEVER
-        wait_s = order.costs[key] - now_s
+        wait_s = order.cost(key) - now_s
         return key, (wait_s if wait_s > 0.0 else 0.0)
 
     def wait_s(self, key: int, now_s: float) -> float:
-        wait_s = self._order.costs[key] - now_s
+        wait_s = self._order.cost(key) - now_s
         return wait_s if wait_s > 0.0 else 0.0
 
     def usable(self, key: int) -> bool:
@@ -93,12 +100,12 @@ class PrefillPool:
             usable = [key for key in range(len(order)) if order.usable(key)]
             busy = self._busy = Busy(len(usable))
             for key in usable:
-                busy.until(key, order.costs[key])
+                busy.until(key, order.cost(key))
         return busy.load(now_s)
 
     def assign(self, key: int, now_s: float, work_s: float) -> None:
         self.queued[key] += 1
-        empty_s = self._order.costs[key]
+        empty_s = self._order.cost(key)
         self._empty_at(key, (now_s if now_s > empty_s else empty_s) + work_s)
 
     def _empty_at(self, key: int, empty_s: float) -> None:
@@ -110,7 +117,7 @@ class PrefillPool:
     def settle(self, key: int, now_s: float, error_s: float) -> None:
         """A prefill of the instance ended, `error_s` later than predicted work said."""
         queued = self.queued[key] = self.queued[key] - 1
-        empty_s = self._order.costs[key]
+        empty_s = self._order.cost(key)
         if queued == 0:
             if now_s < empty_s:
                 self._empty_at(key, now_s)
@@ -137,7 +144,7 @@ class DecodePool:
         return self._order.least()
 
     def active(self, key: int) -> int:
-        return self._order.counts[key]
+        return self._order.count(key)
 
     def usable(self, key: int) -> bool:
         return self._order.usable(key)

@@ -44,13 +44,14 @@ def facts() -> dict[str, str]:
 _NATIVE = {
     "clock": "harness.clock._timeline",
     "batch": "harness.instances._modelled_macro",
+    "order": "harness._ordering",
     "rows": "results._request_rows",
 }
 
 
 @functools.cache
 def native() -> str:
-    """Which modules in C are in use: `clock, batch, rows` or `none`.
+    """Which modules in C are in use: `clock, batch, order, rows` or `none`.
 
     Figures of speed with and without them are not alike.
     """

@@ -1,4 +1,7 @@
-"""Which of many keys has the least: cost, count or time left, at O(log n) a question."""
+"""Which of many keys has the least: cost, count or time left, at O(log n) a question.
+
+`LeastFirst` and `FewestFirst` have twins in C, `_ordering.c`.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,30 @@ class LeastFirst:
     at once when they are most of the heap, so it stays O(n) however many updates there were.
     """
 
-    __slots__ = ("_current", "_heap", "_limit", "costs")
+    __slots__ = ("_costs", "_current", "_heap", "_limit")
 
     def __init__(self) -> None:
-        #: By key, to be read; `update` changes them.
-        self.costs: list[float] = []
+        self._costs: list[float] = []
         #: The heap entry that counts for each key, by identity; None while it is not usable.
         self._current: list[tuple[float, int] | None] = []
         self._heap: list[tuple[float, int]] = []
         self._limit = 64
 
     def __len__(self) -> int:
-        return len(self.costs)
+        return len(self._costs)
 
-    def add(self, cost: float = 0.0) -> int:
-        key = len(self.costs)
-        entry = (cost, key)
-        self.costs.append(cost)
+    def add(self) -> int:
+        """Another key, usable and at 0."""
+        key = len(self._costs)
+        entry = (0.0, key)
+        self._costs.append(0.0)
         self._current.append(entry)
         heapq.heappush(self._heap, entry)
-        self._limit = 64 + 4 * len(self.costs)
+        self._limit = 64 + 4 * len(self._costs)
         return key
+
+    def cost(self, key: int) -> float:
+        return self._costs[key]
 
     def usable(self, key: int) -> bool:
         return self._current[key] is not None
@@ -41,7 +47,7 @@ class LeastFirst:
         return sum(entry is not None for entry in self._current)
 
     def update(self, key: int, cost: float) -> None:
-        self.costs[key] = cost
+        self._costs[key] = cost
         heap, current = self._heap, self._current
         before = current[key]
         if before is None:
@@ -59,7 +65,7 @@ class LeastFirst:
         if not usable:
             self._current[key] = None
         elif self._current[key] is None:
-            cost = self.costs[key]
+            cost = self._costs[key]
             self._current[key] = (cost, key)
             self.update(key, cost)
 
@@ -83,21 +89,27 @@ class FewestFirst:
     nanosecond.
     """
 
-    __slots__ = ("_keys", "_least", "_usable", "counts")
+    __slots__ = ("_counts", "_keys", "_least", "_usable")
 
     def __init__(self) -> None:
-        #: By key, to be read; `change` changes them.
-        self.counts: list[int] = []
+        self._counts: list[int] = []
         #: By count: the usable keys that have it. No usable key has a count below `_least`.
         self._keys: dict[int, int] = {}
         self._least = 0
         self._usable = 0
 
+    def __len__(self) -> int:
+        return len(self._counts)
+
     def add(self) -> int:
-        key = len(self.counts)
-        self.counts.append(0)
+        """Another key, usable and at 0."""
+        key = len(self._counts)
+        self._counts.append(0)
         self.set_usable(key, True)
         return key
+
+    def count(self, key: int) -> int:
+        return self._counts[key]
 
     def usable(self, key: int) -> bool:
         return bool(self._usable >> key & 1)
@@ -106,7 +118,7 @@ class FewestFirst:
         return self._usable.bit_count()
 
     def change(self, key: int, by: int) -> None:
-        counts = self.counts
+        counts = self._counts
         before = counts[key]
         counts[key] = now = before + by
         bit = 1 << key
@@ -119,7 +131,7 @@ class FewestFirst:
 
     def set_usable(self, key: int, usable: bool) -> None:
         if self.usable(key) != usable:
-            bit, count, keys = 1 << key, self.counts[key], self._keys
+            bit, count, keys = 1 << key, self._counts[key], self._keys
             self._usable ^= bit
             keys[count] = keys.get(count, 0) ^ bit
             if count < self._least:

@@ -1,10 +1,34 @@
 """Pools: least-first choice with changing costs, and accounting that follows what is observed."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import ordering
 from harness.accounts import PrefillPool
-from harness.ordering import FewestFirst, LeastFirst
+from results.native import require
+
+try:
+    ordering_in_c = require("harness._ordering")
+except ImportError:
+    ordering_in_c = None
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(ordering, id="python"),
+        pytest.param(
+            ordering_in_c,
+            id="c",
+            marks=pytest.mark.skipif(
+                ordering_in_c is None, reason="harness._ordering is not built"
+            ),
+        ),
+    ],
+)
+def twin(request):
+    return request.param
 
 
 class Work:
@@ -16,8 +40,8 @@ class Work:
     st.integers(1, 6),
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.booleans()), max_size=60),
 )
-def test_least_equals_a_scan(n: int, operations: list[tuple[int, int, bool]]) -> None:
-    order = LeastFirst()
+def test_least_equals_a_scan(twin, n: int, operations: list[tuple[int, int, bool]]) -> None:
+    order = twin.LeastFirst()
     for _ in range(n):
         order.add()
     costs, usable = [0.0] * n, [True] * n
@@ -28,14 +52,18 @@ def test_least_equals_a_scan(n: int, operations: list[tuple[int, int, bool]]) ->
         costs[key], usable[key] = float(cost), use
         candidates = [(costs[i], i) for i in range(n) if usable[i]]
         assert order.least() == (min(candidates)[1] if candidates else -1)
+        assert order.n_usable() == len(candidates)
+    assert len(order) == n
+    assert [order.cost(i) for i in range(n)] == costs
+    assert [order.usable(i) for i in range(n)] == usable
 
 
 @given(
     st.integers(1, 40),
     st.lists(st.tuples(st.integers(0, 39), st.integers(-3, 3), st.booleans()), max_size=60),
 )
-def test_fewest_equals_a_scan(n: int, operations: list[tuple[int, int, bool]]) -> None:
-    order = FewestFirst()
+def test_fewest_equals_a_scan(twin, n: int, operations: list[tuple[int, int, bool]]) -> None:
+    order = twin.FewestFirst()
     for _ in range(n):
         order.add()
     counts, usable = [0] * n, [True] * n
@@ -49,6 +77,31 @@ def test_fewest_equals_a_scan(n: int, operations: list[tuple[int, int, bool]]) -
         assert order.least() == (min(candidates)[1] if candidates else -1)
         assert order.n_usable() == len(candidates)
         assert [order.usable(i) for i in range(n)] == usable
+    assert len(order) == n
+    assert [order.count(i) for i in range(n)] == counts
+
+
+def test_an_order_refuses_what_is_no_key_and_no_number(twin) -> None:
+    least, fewest = twin.LeastFirst(), twin.FewestFirst()
+    assert least.least() == fewest.least() == -1
+    least.add()
+    fewest.add()
+    for no_key in (1, 1 << 80):
+        for refused in (
+            lambda key=no_key: least.update(key, 2.0),
+            lambda key=no_key: least.cost(key),
+            lambda key=no_key: fewest.change(key, 2),
+            lambda key=no_key: fewest.count(key),
+        ):
+            with pytest.raises(IndexError):
+                refused()
+    with pytest.raises(TypeError):
+        least.cost("0")
+    with pytest.raises(TypeError):
+        least.update(0)
+    with pytest.raises(TypeError):
+        fewest.change(0, "one")
+    assert least.cost(0) == fewest.count(0) == 0
 
 
 def test_work_queues_up_and_an_empty_queue_forgets_wrong_predictions() -> None:

@@ -108,7 +108,12 @@ def test_same_seed_same_bytes_whatever_the_hash_seed(tmp_path):
 
 @pytest.mark.parametrize(
     "module",
-    ["harness.clock._timeline", "harness.instances._modelled_macro", "results._request_rows"],
+    [
+        "harness.clock._timeline",
+        "harness.instances._modelled_macro",
+        "harness._ordering",
+        "results._request_rows",
+    ],
 )
 def test_same_bytes_with_the_modules_in_c_and_without(tmp_path, module):
     pytest.importorskip(module, reason=f"{module} is not built")

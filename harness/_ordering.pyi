@@ -1,0 +1,2 @@
+from harness.ordering import FewestFirst as FewestFirst
+from harness.ordering import LeastFirst as LeastFirst
