@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import count, islice, repeat
+from itertools import count, islice, repeat, takewhile
 from typing import Any
 
 import numpy as np
@@ -165,6 +165,11 @@ def generate(
         if arrivals.exact_rate:
             wanted = count if count is not None else max(1, round(rate * (duration_s or 0.0)))
             times = iter(processes.exactly(times, wanted, rate))
+        if _needs_no_finish(workload):
+            # In C, as the requests are made: the generator below would be resumed for each.
+            if duration_s is not None:
+                times = takewhile(float(duration_s).__gt__, times)
+            return islice(_requests(workload, times, streams), count)
         requests = _requests(workload, times, streams)
     return _finished(workload, requests, streams, duration_s, count)
 
@@ -242,6 +247,15 @@ def _requests(
             lengths = endless(workload, streams.lengths, workload.stratified)
     outputs = endless(workload.output_tokens, streams.outputs)
     return map(Request, count(), times, lengths, outputs)
+
+
+def _needs_no_finish(workload: WorkloadSpec) -> bool:
+    """Its requests are numbered and in order of arrival as they are made, and all are alike."""
+    return (
+        isinstance(workload, FixedWorkload | LogNormalWorkload)
+        and not workload.tenants
+        and not workload.slo_class
+    )
 
 
 def _finished(
