@@ -92,16 +92,26 @@ class _Sender:
         """Send all that is due, and set the timer for the next."""
         if self.all_sent.done():
             return  # the replay was cancelled at this moment
-        now_s = self._loop.time()
+        loop, origin_s, counts = self._loop, self._origin_s, self.counts
+        now_s = loop.time()
         try:
             request = self._next or next(self._requests, None)
             while request is not None:
-                due_s = self._origin_s + request.arrival_s
+                due_s = origin_s + request.arrival_s
                 if due_s > now_s:
                     self._next = request
-                    self._timer = self._loop.call_at(due_s, self.send_due)
+                    self._timer = loop.call_at(due_s, self.send_due)
                     return
-                self._send(request, now_s)
+                record = _record_of(request)
+                record.sent_s = now_s - origin_s
+                counts.offered = number = counts.offered + 1
+                self._in_flight[number] = record
+                if self._idle:
+                    self._idle.pop().set_result((number, request, record))
+                else:
+                    # One name for all: asyncio's own would be formatted for each.
+                    server = self._server(number, request, record)
+                    self._servers[loop.create_task(server, name="request")] = None
                 request = next(self._requests, None)
         except Exception as error:
             self.all_sent.set_exception(error)
@@ -144,18 +154,6 @@ class _Sender:
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-
-    def _send(self, request: Request, now_s: float) -> None:
-        record = _record_of(request)
-        record.sent_s = now_s - self._origin_s
-        self.counts.offered = number = self.counts.offered + 1
-        self._in_flight[number] = record
-        if self._idle:
-            self._idle.pop().set_result((number, request, record))
-        else:
-            # One name for all: asyncio's own would be formatted for each.
-            task = self._loop.create_task(self._server(number, request, record), name="request")
-            self._servers[task] = None
 
     async def _server(self, number: int, request: Request, record: RequestRecord) -> None:
         """Serves this request, and then others until all are sent: a task costs more to make than
