@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from engine.worker import figures
 from engine.worker.errors import BadRequest, WorkerError
 from engine.worker.messages import parse_decode, parse_key, parse_prefill, parse_prefix
 from engine.worker.metrics import registry_of
@@ -32,10 +33,10 @@ def make_app(worker: Worker) -> web.Application:
     registry = registry_of(worker)
 
     async def health(_: web.Request) -> web.Response:
-        return web.json_response(worker.health())
+        return web.json_response(figures.health(worker))
 
     async def stats(_: web.Request) -> web.Response:
-        return web.json_response(worker.stats())
+        return web.json_response(figures.stats(worker))
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), content_type="text/plain")
@@ -105,7 +106,7 @@ def make_app(worker: Worker) -> web.Application:
         return web.json_response(worker.courier.plane.link_samples())
 
     async def cache_events(_: web.Request) -> web.Response:
-        return web.json_response(worker.cache_events())
+        return web.json_response(worker.events.take(worker.pool))
 
     async def audit(_: web.Request) -> web.Response:
         return web.json_response(worker.courier.plane.audit_rows())

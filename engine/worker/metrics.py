@@ -1,4 +1,4 @@
-"""A worker's figures for Prometheus, read from `Worker.stats` when scraped."""
+"""A worker's figures for Prometheus, read from `figures.stats` when scraped."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from engine.worker.figures import stats as stats_of
 from engine.worker.worker import Worker
 
 
@@ -19,7 +20,7 @@ class WorkerCollector(Collector):
         self._worker = worker
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._worker.stats()
+        stats = stats_of(self._worker)
         requests, overruns = stats["requests"], stats["overruns"]
         yield _gauge("waiting", "Requests that wait for memory or batch.", stats["waiting"])
         yield _gauge("running", "Requests that hold memory and run.", stats["running"])
@@ -39,6 +40,8 @@ class WorkerCollector(Collector):
         for outcome in ("prefills", "decodes", "failed", "cancelled"):
             ended.add_metric([outcome], requests[outcome])
         yield ended
+        if stats["memory"]["in_use_bytes"] is not None:
+            yield _gauge("in_use_bytes", "Memory in use.", stats["memory"]["in_use_bytes"])
         yield from _cache(stats["cache"])
 
 

@@ -1,21 +1,16 @@
-"""What one instance does, apart from HTTP: prefill, decode, roles, draining, figures."""
+"""What one instance does, apart from HTTP: prefill, decode, roles, draining."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from engine.cache.checkpoints import CheckpointPolicy
-from engine.cache.figures import CacheEvent
 from engine.cache.pool import HybridPool, NeverFits
 from engine.disciplines import make_discipline
-from engine.in_use import in_use_bytes
 from engine.pacing import Pacing
 from engine.prefill_time import MeasuredTime, PacedTime
 from engine.runner import Runner
@@ -26,14 +21,12 @@ from engine.worker.arrivals import Arrivals
 from engine.worker.courier import Courier, Delivery
 from engine.worker.engine import EngineLoop, Job
 from engine.worker.errors import Cancelled, NotReady, Rejected
+from engine.worker.events import CacheEvents
 from engine.worker.loading import LoadedEngine
 from engine.worker.media import Direct, Staged
 from engine.worker.messages import DecodeRequest, Key, PrefillRequest, PrefixRequest
 from engine.worker.options import WorkerOptions
 from engine.worker.prefixes import PrefixSent
-
-#: Cache events kept until they are fetched, once somebody fetches them.
-KEPT_EVENTS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +81,7 @@ class Worker:
         #: Unique to this life of the instance; a peer that remembers another one is refused.
         self.incarnation = secrets.randbits(62) | 1
         self.counters = Counters()
-        self._events: deque[CacheEvent] | None = None
+        self.events = CacheEvents()
         self.pool = HybridPool(
             options.pages,
             options.slots,
@@ -96,7 +89,7 @@ class Worker:
             policy=CheckpointPolicy(options.checkpoint_interval),
             first_page=1,
             first_slot=1,
-            on_event=self._note,
+            on_event=self.events.note,
         )
         times = MeasuredTime() if pacing is None else PacedTime(pacing)
         discipline = make_discipline(
@@ -335,74 +328,6 @@ class Worker:
             raise NotReady(f"{self.options.name} is {self.state}")
         if self.role not in (work, "both"):
             raise NotReady(f"{self.options.name} does {self.role}, not {work}")
-
-    # -- figures
-
-    def health(self) -> dict[str, Any]:
-        return {
-            "name": self.options.name,
-            "cluster": self.options.cluster,
-            "role": self.role,
-            "state": self.state,
-            "incarnation": self.incarnation,
-            "pid": os.getpid(),
-            "data": {"host": self.options.data_host, "port": self.courier.plane.port},
-            "layout": self.engine.layout.layout_id,
-            "vocab": self.engine.model.config.vocab,
-            "page_tokens": self.options.page_tokens,
-            "queue_discipline": self.scheduler.discipline.name,
-        }
-
-    def stats(self) -> dict[str, Any]:
-        """Everything a fleet or a test asks: load, occupancy, hits, overruns, bytes."""
-        overruns, prefixes = self.loop.timeline.overruns, self.courier.prefixes
-        groups = {
-            str(group): {**asdict(figures), "hit_rate": figures.hit_rate}
-            for group, figures in self.pool.figures().items()
-        }
-        return {
-            "state": self.state,
-            "role": self.role,
-            "waiting": len(self.scheduler.waiting),
-            "running": len(self.scheduler.running),
-            "max_batch": self.scheduler.limits.max_batch,
-            "preemptions": self.scheduler.preemptions,
-            "leases": self.pool.leases,
-            "arrivals": len(self.arrivals),
-            "expired": self.arrivals.expired,
-            "jobs": len(self.jobs),
-            "steps": self.loop.steps,
-            "busy_s": self.loop.busy_s,
-            "cache": groups,
-            "overruns": asdict(overruns),
-            "requests": asdict(self.counters),
-            "sent_bytes": self.courier.sent_bytes,
-            "received_caches": self.courier.received,
-            "memory": {
-                "in_use_bytes": in_use_bytes(),
-                "plane_in_use_bytes": self.courier.plane.in_use_bytes,
-            },
-            "prefixes": {
-                "in_hand": len(prefixes),
-                "sent": prefixes.sent,
-                "sent_bytes": prefixes.sent_bytes,
-                "received": prefixes.received,
-            },
-        }
-
-    def cache_events(self) -> list[list[Any]]:
-        """[group, stored, key in hexadecimal] of each cache entry that appeared or went since the
-        last call; the first is told what is cached by then. The oldest of more than KEPT_EVENTS
-        are lost: a directory is a hint.
-        """
-        events = list(self.pool.entries() if self._events is None else self._events)
-        self._events = deque(maxlen=KEPT_EVENTS)
-        return [[str(event.group), event.stored, f"{event.key:x}"] for event in events]
-
-    def _note(self, event: CacheEvent) -> None:
-        # A worker that nobody asks keeps nothing for them.
-        if self._events is not None:
-            self._events.append(event)
 
     # -- parts
 

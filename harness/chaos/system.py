@@ -186,7 +186,7 @@ class System:
             lost, doubled, late = self.event_odds
             dice, directory = self.dice, self.directory
             for name, worker in self.workers.items():
-                for group, stored, key in worker.cache_events():
+                for group, stored, key in worker.events.take(worker.pool):
                     known = self._known_keys.get(int(key, 16))
                     if known is None or dice.random() < lost:
                         continue

@@ -194,16 +194,16 @@ async def test_prefix_hits_on_either_side(start_worker, engine, nothing_leaked):
     cold = await p.prefill(asks("a", first, d))
     assert cold.cached_tokens == 0
     assert await decode(d, "a", 6) == alone.generate(first, 6)
-    events = p.cache_events()
+    events = p.events.take(p.pool)
     keys = [f"{key:x}" for key in block_keys(first, 16)]
     assert [key for group, stored, key in events if group == "kv" and stored] == keys
     assert [keys.index(key) + 1 for group, _, key in events if group == "state"] == [2, 4, 6, 8]
-    assert p.cache_events() == []
-    assert d._events is None  # nobody asked it
-    told_late = d.cache_events()
+    assert p.events.take(p.pool) == []
+    assert d.events._kept is None  # nobody asked it
+    told_late = d.events.take(d.pool)
     told = [key for group, stored, key in told_late if group == "kv" and stored]
     assert told[: len(keys)] == keys  # and the page that decode filled
-    assert d.cache_events() == []
+    assert d.events.take(d.pool) == []
     # 96 tokens are six shared blocks; the state nearest below was kept at 96 (interval 2 blocks).
     warm = await p.prefill(asks("b", second, d, held_tokens=96))
     assert warm.cached_tokens == 96

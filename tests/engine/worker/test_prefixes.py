@@ -15,6 +15,7 @@ from engine.sequence import Sampling
 from engine.transport.certificates import make_authority, make_certificate
 from engine.transport.security import Security
 from engine.worker.errors import NotReady, TransferFailed, UnknownPrefix
+from engine.worker.figures import stats
 from engine.worker.messages import (
     DecodeRequest,
     Destination,
@@ -84,13 +85,13 @@ async def test_a_fetched_prefix_is_a_hit_and_the_tokens_are_those_of_one_engine(
     assert sent.tokens == 96
     assert sent.wire_bytes > source.engine.layout.request_bytes(96)
     assert hit_of(sink, prompt) == 96
-    assert sink.cache_events()[-1] == ["state", True, f"{block_keys(prompt, PAGE)[5]:x}"]
+    assert sink.events.take(sink.pool)[-1] == ["state", True, f"{block_keys(prompt, PAGE)[5]:x}"]
     done = await sink.prefill(asks("r", prompt, decoder))
     assert done.cached_tokens == 96
     assert await decode(decoder, "r", 12) == engine(model).generate(prompt, 12)
     for worker in (source, sink):
-        assert worker.stats()["prefixes"]["in_hand"] == 0
-    assert (source.stats()["prefixes"]["sent"], sink.stats()["prefixes"]["received"]) == (1, 1)
+        assert stats(worker)["prefixes"]["in_hand"] == 0
+    assert (stats(source)["prefixes"]["sent"], stats(sink)["prefixes"]["received"]) == (1, 1)
     await nothing_leaked(source, sink, decoder)
 
 

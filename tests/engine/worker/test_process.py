@@ -18,6 +18,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from engine.in_use import in_use_bytes
+
 pytest.importorskip("torch")
 
 PACING = {
@@ -153,6 +155,9 @@ async def test_prefill_and_decode_over_http(owner, engine, tmp_path):
         await call(to_d, "/abandon", {"request_id": "r2", "attempt": 1})
         stats = await call(to_d, "/stats")
         assert (stats["arrivals"], stats["leases"], stats["received_caches"]) == (0, 0, 2)
+        memory = stats["memory"]
+        if in_use_bytes() is not None:
+            assert memory["in_use_bytes"] > memory["plane_in_use_bytes"] > 2**20
         bad = await call(to_p, "/prefill", {**body, "prompt": [1, 999]}, status=400)
         assert bad == {"error": "bad_request", "message": "prompt: 999 is not a token id below 256"}
         refused = await call(to_p, "/v1/completions", {"prompt": [1]}, status=503)
