@@ -114,7 +114,8 @@ class Flow:
             self.pace, self.lump = 0.0, paced + lump
 
     def next_change_s(self, now_s: float) -> float:
-        """When the phase changes at the present rate; infinite if only others can change it."""
+        """When the phase of a flow that is settled until now changes at the present rate; infinite
+        if only others can change it."""
         phase = self.phase
         if phase is _PACED:
             return self.end_s
@@ -124,7 +125,7 @@ class Flow:
             return self.end_s if now_s < self.end_s else _NEVER
         if phase is not _BACKLOG or self.rate <= 0.0:
             return _NEVER
-        rate, waiting = self.rate, self.backlog(now_s)
+        rate, waiting = self.rate, max(0.0, self.produced(now_s) - self.sent)
         if now_s < self.begin_s:
             empty_s = now_s + waiting / rate
             if empty_s <= self.begin_s:
