@@ -294,7 +294,7 @@ class LocalFleet:
         self._keeper = WorkerKeeper(directory, self._names, self._cache_events, min(RECENT, most))
         if self.links:
             self.view.copies = True
-            self.copier = WorkerCopier(self.view, directory, self.instances)
+            self.copier = WorkerCopier(self.view, directory, self.instances, self._stalls.timeout)
         return self._keeper
 
     async def _cache_events(self, name: str) -> list[list[Any]]:

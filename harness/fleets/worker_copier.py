@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.cache.keys import keys_of_ids
 from harness.directory import PrefixDirectory
-from harness.instances.remote import PrefixGone, RemoteInstance
+from harness.instances.remote import PrefixGone, RemoteInstance, Timeout
 from harness.ports import Instance, ServingError, TransferFailed
 from harness.router import PrefixCopy
 from harness.view import View
@@ -35,16 +35,21 @@ class Fetched:
 
 class WorkerCopier:
     """Implements harness.router.Copier. A fetch is given up once it has taken as long as the
-    prefill that it saves: beyond that it costs more than it is worth.
+    prefill that it saves: beyond that it costs more than it is worth. `timeout` bounds it.
     """
 
     def __init__(
-        self, view: View, directory: PrefixDirectory, instances: Mapping[str, Instance]
+        self,
+        view: View,
+        directory: PrefixDirectory,
+        instances: Mapping[str, Instance],
+        timeout: Timeout = asyncio.timeout,
     ) -> None:
         self.figures = Fetched()
         self._view = view
         self._directory = directory
         self._instances = instances
+        self._timeout = timeout
         self._under_way: dict[tuple[str, int], asyncio.Task[int]] = {}
 
     async def __call__(self, copy: PrefixCopy) -> int:
@@ -86,7 +91,7 @@ class WorkerCopier:
         try:
             if source is None:
                 raise TransferFailed(f"nobody in {copy.source} holds the prefix any more")
-            async with asyncio.timeout(self._worth_s(request, sink, tokens)):
+            async with self._timeout(self._worth_s(request, sink, tokens)):
                 n_bytes = await source.send_prefix(
                     request, copy.attempt, tokens, min(tokens, held_tokens), sink
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -15,10 +16,11 @@ from harness.directory import PrefixDirectory
 from harness.fleets.page_names import PageNames
 from harness.fleets.worker_copier import WorkerCopier
 from harness.fleets.worker_keeper import WorkerEvent, WorkerKeeper
-from harness.instances.remote import DataAddress, PrefixGone, RemoteInstance
+from harness.instances.remote import DataAddress, PrefixGone, RemoteInstance, Timeout
 from harness.ports import InstanceLost, InstanceSpec, Role, TransferFailed
 from harness.profiles import load_profile
 from harness.router import PrefixCopy
+from harness.stalls import BEAT_S, STALL_S, OwnStalls
 from harness.topology import PD, PRFAAS, build_view
 from workloads.prompts import prompt_tokens
 from workloads.request import Request
@@ -252,10 +254,14 @@ class Sends(RemoteInstance):
         return await self.answer()
 
 
-def copier_of(directory: PrefixDirectory, answer: Callable[[], Awaitable[int]]) -> WorkerCopier:
+def copier_of(
+    directory: PrefixDirectory,
+    answer: Callable[[], Awaitable[int]],
+    timeout: Timeout = asyncio.timeout,
+) -> WorkerCopier:
     profiles = {PRFAAS: load_profile("1t-h200"), PD: load_profile("1t-h20")}
     instances = {spec.name: Sends(spec, answer) for spec in SPECS}
-    return WorkerCopier(build_view(SPECS, profiles, {}), directory, instances)
+    return WorkerCopier(build_view(SPECS, profiles, {}), directory, instances, timeout)
 
 
 async def known_at(*names: str) -> Told:
@@ -334,3 +340,30 @@ async def test_a_lost_source_is_passed_over_and_a_slow_one_given_up() -> None:
         await copier(wanted)
     assert (len(first.asked), len(second.asked)) == (0, 1)
     await copier.close()
+
+
+async def test_a_fetch_is_not_given_up_for_a_stall_of_the_harness_itself() -> None:
+    fleet = await known_at("prfaas-0")
+    stalls = OwnStalls()
+
+    async def answer() -> int:
+        await asyncio.sleep(2 * BEAT_S)
+        time.sleep(STALL_S + 2 * BEAT_S)  # noqa: ASYNC251 - this process stands still
+        await asyncio.sleep(0.0)
+        await asyncio.sleep(0.05)
+        return 777
+
+    stalls.watch()
+    try:
+        for timeout, given_up in ((asyncio.timeout, True), (stalls.timeout, False)):
+            copier = copier_of(fleet.directory, answer, timeout)
+            copier._worth_s = lambda *_: 1.0  # type: ignore[method-assign]
+            sink = copier._instances["pd-0"]
+            wanted = copier(PrefixCopy(request_of(2, 45), 1, PRFAAS, sink, 40 * 512, 1e6))
+            if given_up:
+                with pytest.raises(TransferFailed, match="TimeoutError"):
+                    await wanted
+            else:
+                assert await wanted == 777
+    finally:
+        stalls.close()
