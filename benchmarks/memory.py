@@ -1,6 +1,6 @@
 """What forward passes leave in a worker's memory: prompts of mixed length, one after the other.
 
-    python benchmarks/memory.py [--passes 2000]
+    python benchmarks/memory.py [--passes 2000] [--trim 20]
     MALLOC_MMAP_THRESHOLD_=131072 MALLOC_TRIM_THRESHOLD_=131072 python benchmarks/memory.py
 
 Prints, for each quarter of the passes, the least and most MiB between two of them: `held` is what
@@ -12,6 +12,7 @@ thread of their own, which has an arena of its own. glibc on Linux only.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import random
 import threading
 import time
@@ -38,9 +39,12 @@ def _held_bytes() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=2000, metavar="N", help="4 or more")
-    passes = parser.parse_args().passes
+    parser.add_argument("--trim", type=int, default=0, metavar="N", help="malloc_trim each N passes")
+    options = parser.parse_args()
+    passes = options.passes
     if kept_bytes() is None:
         parser.error("glibc 2.33 or newer is needed")
+    trim = ctypes.CDLL(None).malloc_trim
     engine = load_engine(
         WorkerOptions(
             socket=None,
@@ -65,6 +69,8 @@ def main() -> None:
             with torch.inference_mode():
                 batch = ForwardBatch.build([piece], PAGE_TOKENS, engine.storage.device)
                 engine.model.forward(batch, engine.storage, None)
+            if options.trim and len(rows) % options.trim == options.trim - 1:
+                trim(0)
             spent_s, tokens = spent_s + time.thread_time() - begun_s, tokens + length
             now = _held_bytes(), in_use_bytes() or 0, kept_bytes() or 0
             rows.append((now[0] / MIB, now[1] / MIB, now[2] / MIB))
