@@ -39,7 +39,7 @@ def _held_bytes() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=2000, metavar="N", help="4 or more")
-    parser.add_argument("--trim", type=int, default=0, metavar="N", help="malloc_trim each N passes")
+    parser.add_argument("--trim", type=int, default=0, metavar="N", help="trim each N passes")
     options = parser.parse_args()
     passes = options.passes
     if kept_bytes() is None:
