@@ -20,7 +20,7 @@ from workloads.request import Request
 
 
 @lru_cache(maxsize=4096)
-def _salt(tenant: str) -> int:
+def tenant_base(tenant: str) -> int:
     """What `keys_of_ids` puts before each id: with it the key of block id 0."""
     return keys_of_ids((0,), tenant)[0]
 
@@ -196,7 +196,7 @@ class PrefixDirectory:
         found = self._found = _Found(request, self._version)
         if not request.block_tokens:
             return found
-        salt = _salt(request.tenant)
+        salt = tenant_base(request.tenant)
         keys = [salt | block_id for block_id in request.block_ids]
         full = min(len(keys), request.input_tokens // request.block_tokens)
         usable = min(full, (request.input_tokens - 1) // request.block_tokens)

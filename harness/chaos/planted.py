@@ -23,6 +23,7 @@ from engine.transport.reservations import Reservations
 from engine.transport.sender import Sender
 from engine.worker.arrivals import Arrivals
 from engine.worker.courier import Courier
+from harness import directory
 from harness.accounts import DecodePool, PrefillPool
 from harness.instances.remote import RemoteInstance
 from harness.router import Router
@@ -57,6 +58,20 @@ def _both(*plants: Plant) -> Plant:
 
 def _nothing(original: Any, *args: Any, **options: Any) -> None:
     """The call is left out."""
+
+
+def _anew(memo: Any) -> Plant:
+    """`memo` (a function under `lru_cache`) knows nothing before the plant nor keeps any of it."""
+
+    @contextlib.contextmanager
+    def plant() -> Iterator[None]:
+        memo.cache_clear()
+        try:
+            yield
+        finally:
+            memo.cache_clear()
+
+    return plant
 
 
 # --- the cache pool ------------------------------------------------------------------------------
@@ -202,7 +217,9 @@ PLANTED: dict[str, Plant] = {
     "slot freed twice": _instead(HybridPool, "_release", _free_slot_twice),
     "hit depth off by one": _instead(HybridPool, "_usable", _hit_one_deeper),
     "checkpoint evicted while copied": _instead(HybridPool, "_take_slot", _evict_while_read),
-    "tenant salt dropped": _instead(keys, "tenant_salt", lambda original, tenant: 0),
+    "tenant salt dropped": _both(
+        _instead(keys, "tenant_salt", lambda original, tenant: 0), _anew(directory.tenant_base)
+    ),
     "memory of a cancelled sequence kept": _instead(Scheduler, "_end", _keep_on_cancel),
     "lost acknowledgement ignored": _both(
         _instead(Sender, "on_disconnected", _keep_in_flight),

@@ -86,3 +86,11 @@ def test_a_plan_without_its_fault_holds():
     with planted("lost acknowledgement ignored"):
         plan = replace(faults.draw(12), faults=())
         assert run_plan(plan).violations == []
+
+
+def test_a_planted_bug_leaves_nothing_behind():
+    """What the control plane remembers of a tenant was computed with the bug."""
+    first = find_planted("directory trusted blindly", 1)
+    assert first is not None
+    find_planted("tenant salt dropped", 1)
+    assert find_planted("directory trusted blindly", 1) == first
