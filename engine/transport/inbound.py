@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import threading
 import time
 from collections import deque
@@ -23,7 +22,7 @@ from engine.transport.regions import RangeList, Region
 from engine.transport.security import peer_identity, why_not_allowed
 from engine.transport.settings import Settings
 from engine.transport.sockets import listen, read_frame, sever, write_frame
-from engine.transport.tls import Stream, TlsSocket
+from engine.transport.tls import Stream, Wrap
 
 #: Deadlines are looked at no more often than this, whatever else wakes the loop.
 TICK_S = 0.01
@@ -53,13 +52,13 @@ class Inbound:
         settings: Settings,
         arena: SharedArena,
         wake: Callable[[], None],
-        context: ssl.SSLContext | None,
+        secure: Wrap | None,
         worker_alive: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._arena = arena
         self._wake = wake
-        self._context = context
+        self._secure = secure
         self._worker_alive = worker_alive
         self.listener = listen(settings.host, settings.port, settings.tcp)
         self.listener.setblocking(False)
@@ -239,9 +238,9 @@ class Inbound:
         raw.settimeout(handshake_s)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock: Stream = raw
-        if self._context is not None:
-            sock = secure = TlsSocket(raw, self._context)
-            secure.handshake(handshake_s)
+        if self._secure is not None:
+            sock = stream = self._secure(raw)
+            stream.handshake(handshake_s)
         frame = read_frame(sock, deadline_s)
         if frame.header.type is not Type.HELLO or not frame.header.source:
             raise FrameError(f"{frame.header.type.name} before the hello")

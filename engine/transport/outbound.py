@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +22,7 @@ from engine.transport.security import peer_identity
 from engine.transport.sender import Sender
 from engine.transport.settings import Settings
 from engine.transport.sockets import TcpOptions, dial, read_frame, sever, write_frame
-from engine.transport.tls import Stream
+from engine.transport.tls import Stream, Wrap
 
 #: Deadlines are looked at no more often than this, whatever else wakes the loop.
 TICK_S = 0.01
@@ -70,7 +69,7 @@ class Session:
     settings: Settings
     arena: SharedArena
     wake: Callable[[], None]
-    context: ssl.SSLContext | None = None
+    secure: Wrap | None = None
     state: SendState = field(init=False)
     control: Control | None = None
     identity: str = ""
@@ -316,8 +315,7 @@ class Session:
             self.peer.port,
             settings.tcp if lane < 0 else self._data_tcp,
             settings.deadlines.handshake_s,
-            self.context,
-            self.peer.host,
+            self.secure,
         )
         try:
             found = peer_identity(sock)

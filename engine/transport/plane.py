@@ -42,7 +42,7 @@ from engine.transport.messages import Key, Manifest
 from engine.transport.outbound import Peer, Session
 from engine.transport.outgoing import Ended, Granted, SenderEvent
 from engine.transport.regions import RangeList
-from engine.transport.security import client_context, server_context
+from engine.transport.security import tls_ends
 from engine.transport.settings import Settings
 from engine.transport.sockets import is_loopback
 
@@ -73,13 +73,13 @@ class Plane:
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK)
         self._woken = False
         secure = settings.security
-        self._client_context = None if secure is None else client_context(secure)
+        self._dialling = None if secure is None else tls_ends(secure, server_side=False)
         self._worker_heard_s = time.monotonic()
         self._inbound = Inbound(
             settings,
             arena,
             self._wake,
-            None if secure is None else server_context(secure),
+            None if secure is None else tls_ends(secure, server_side=True),
             self._worker_alive,
         )
         self._sessions: dict[Peer, Session] = {}
@@ -238,7 +238,7 @@ class Plane:
         peer = Peer(*message["peer"])
         session = self._sessions.get(peer)
         if session is None:
-            session = Session(peer, self._settings, self._arena, self._wake, self._client_context)
+            session = Session(peer, self._settings, self._arena, self._wake, self._dialling)
             self._sessions[peer] = session
         manifest = Manifest.from_json(message["manifest"], validated=True)
         transfer = session.open(Key(*message["key"]), manifest)

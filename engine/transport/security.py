@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.transport.tls import Stream, TlsSocket
+from engine.transport import libssl
+from engine.transport.tls import Stream, TlsSocket, Wrap
+from engine.transport.tls_chain import ChainContext
+from engine.transport.tls_memory import MemoryTls
 
 ANY = "*"
 
@@ -78,14 +81,26 @@ def _context(security: Security, protocol: int) -> ssl.SSLContext:
     return context
 
 
+def tls_ends(security: Security, server_side: bool) -> Wrap:
+    """What makes this side's end of connections: by libssl where there is one (`tls_chain`), else
+    by Python's `ssl` (`tls_memory`). Raises SecurityError."""
+    context = _context(
+        security, ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT
+    )
+    library = libssl.load()
+    if library is None:
+        return lambda raw: MemoryTls(raw, context, server_side)
+    try:
+        return ChainContext(
+            library, security.certificate, security.key, security.authority, server_side
+        )
+    except ssl.SSLError as error:
+        raise SecurityError(f"{security.certificate}: {error}") from error
+
+
 def peer_identity(sock: Stream) -> str:
     """Common name of the verified peer, or an empty string on a plain connection."""
-    if not isinstance(sock, TlsSocket):
-        return ""
-    # Sequence of relative distinguished names, each a sequence of (name, value) pairs.
-    subject: Any = sock.getpeercert().get("subject", ())
-    pairs = [pair for part in subject for pair in part]
-    return next((str(value) for name, value in pairs if name == "commonName"), "")
+    return sock.identity() if isinstance(sock, TlsSocket) else ""
 
 
 def why_not_allowed(tenants: Mapping[str, Sequence[str]], identity: str, tenant: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-import ssl
 import struct
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 
 from engine.transport.errors import FrameError
 from engine.transport.frames import HEADER_BYTES, Frame, FrameReader, encode_frame
-from engine.transport.tls import Stream, TlsSocket
+from engine.transport.tls import Stream, TlsSocket, Wrap
 
 #: sendmsg and recvmsg take at most this many ranges a call (IOV_MAX of Linux).
 MAX_RANGES = 1024
@@ -72,21 +71,20 @@ def dial(
     port: int,
     options: TcpOptions,
     timeout_s: float,
-    context: ssl.SSLContext | None,
-    server_name: str,
+    secure: Wrap | None,
 ) -> Stream:
-    """Connect and, with a context, finish TLS. The socket still has the timeout set."""
+    """Connect and, where it is to be secure, finish TLS. The socket still has the timeout set."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         apply_options(sock, options)
         sock.settimeout(timeout_s)
         sock.connect((host, port))
-        if context is None:
+        if secure is None:
             return sock
-        secure = TlsSocket(sock, context, server_name)
-        secure.handshake(timeout_s)
-        return secure
+        stream = secure(sock)
+        stream.handshake(timeout_s)
+        return stream
     except BaseException:
         sock.close()
         raise

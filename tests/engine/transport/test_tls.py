@@ -1,21 +1,35 @@
-"""TLS through memory: bytes arrive whole, small buffers and ends of streams are met."""
+"""TLS of either kind: bytes arrive whole, small buffers and ends of streams are met."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.transport import libssl
 from engine.transport.certificates import make_authority, make_certificate
 from engine.transport.cipher import measure_cipher
 from engine.transport.control import Pipe
-from engine.transport.security import Security, client_context, peer_identity, server_context
+from engine.transport.security import (
+    Security,
+    SecurityError,
+    client_context,
+    peer_identity,
+    server_context,
+    tls_ends,
+)
 from engine.transport.sockets import receive_views, send_views, sever
-from engine.transport.tls import PIECE_BYTES, TlsSocket
+from engine.transport.tls import TlsSocket, Wrap
+from engine.transport.tls_chain import BUFFER_BYTES, SEND_BYTES, ChainContext, ChainedTls
+from engine.transport.tls_memory import PIECE_BYTES, MemoryTls
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +41,27 @@ def securities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Security, Secu
     return source, sink
 
 
-@pytest.fixture
-def pair(securities: tuple[Security, Security]) -> Iterator[tuple[TlsSocket, TlsSocket]]:
+def by_memory(security: Security, server_side: bool) -> Wrap:
+    context = (server_context if server_side else client_context)(security)
+    return lambda raw: MemoryTls(raw, context, server_side)
+
+
+def by_chain(security: Security, server_side: bool) -> Wrap:
+    if libssl.load() is None:
+        pytest.skip("no libssl 3 here")
+    return tls_ends(security, server_side)
+
+
+KINDS = [(by_memory, by_memory), (by_chain, by_chain), (by_memory, by_chain), (by_chain, by_memory)]
+Pair = tuple[TlsSocket, TlsSocket]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kinds: "-".join(kind.__name__[3:] for kind in kinds))
+def pair(request: Any, securities: tuple[Security, Security]) -> Iterator[Pair]:
     """(the side that dialled, the side that listens), after their handshake."""
     left, right = socket.socketpair()
-    dialled = TlsSocket(left, client_context(securities[0]), "sink")
-    listening = TlsSocket(right, server_context(securities[1]))
+    dialled = request.param[0](securities[0], False)(left)
+    listening = request.param[1](securities[1], True)(right)
     thread = threading.Thread(target=listening.handshake, args=(20.0,))
     thread.start()
     dialled.handshake(20.0)
@@ -42,9 +71,10 @@ def pair(securities: tuple[Security, Security]) -> Iterator[tuple[TlsSocket, Tls
     listening.close()
 
 
-def test_views_of_all_sizes_arrive(pair: tuple[TlsSocket, TlsSocket]) -> None:
-    sizes = [1, 64, PIECE_BYTES, 3 * PIECE_BYTES + 17, 5]
+def test_views_of_all_sizes_arrive(pair: Pair) -> None:
+    sizes = [1, 64, PIECE_BYTES, 3 * PIECE_BYTES + 17, 5, 4096, 4097, 0, 9 << 20, 2]
     views = [memoryview(os.urandom(size)) for size in sizes]
+    views[1::2] = [memoryview(bytearray(view)) for view in views[1::2]]
     sending = threading.Thread(target=send_views, args=(pair[0], views))
     sending.start()
     got = [memoryview(bytearray(size)) for size in sizes]
@@ -53,12 +83,12 @@ def test_views_of_all_sizes_arrive(pair: tuple[TlsSocket, TlsSocket]) -> None:
     assert [bytes(view) for view in got] == [bytes(view) for view in views]
 
 
-def test_both_know_who_the_other_is(pair: tuple[TlsSocket, TlsSocket]) -> None:
+def test_both_know_who_the_other_is(pair: Pair) -> None:
     assert (peer_identity(pair[0]), peer_identity(pair[1])) == ("sink", "source")
 
 
 def test_a_pipe_hands_over_what_came_with_earlier_records(
-    pair: tuple[TlsSocket, TlsSocket],
+    pair: Pair,
 ) -> None:
     """And what does not fit into the socket is kept, in order."""
     out, into = Pipe(pair[0]), Pipe(pair[1])
@@ -74,7 +104,7 @@ def test_a_pipe_hands_over_what_came_with_earlier_records(
     assert not out.wants_write
 
 
-def test_the_end_of_a_stream_is_told(pair: tuple[TlsSocket, TlsSocket]) -> None:
+def test_the_end_of_a_stream_is_told(pair: Pair) -> None:
     pair[0].sendall(b"last")
     sever(pair[0])
     assert pair[1].recv(100) == b"last"
@@ -83,12 +113,187 @@ def test_the_end_of_a_stream_is_told(pair: tuple[TlsSocket, TlsSocket]) -> None:
         receive_views(pair[1], [memoryview(bytearray(1))])
 
 
-def test_a_handshake_that_does_not_come_is_bounded(securities: tuple[Security, Security]) -> None:
+@pytest.mark.parametrize("kind", [by_memory, by_chain])
+def test_a_handshake_that_does_not_come_is_bounded(
+    kind: Any, securities: tuple[Security, Security]
+) -> None:
     left, right = socket.socketpair()
     with left, right:
-        secure = TlsSocket(left, server_context(securities[1]))
+        secure = kind(securities[1], True)(left)
         with pytest.raises(TimeoutError):
             secure.handshake(0.05)
+
+
+@pytest.mark.parametrize("kind", [by_memory, by_chain])
+def test_a_peer_that_leaves_during_the_handshake_is_told(
+    kind: Any, securities: tuple[Security, Security]
+) -> None:
+    left, right = socket.socketpair()
+    right.close()
+    with left, pytest.raises(ConnectionError):
+        kind(securities[0], False)(left).handshake(5.0)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+def test_a_stranger_is_refused(
+    kinds: Any, securities: tuple[Security, Security], tmp_path: Path
+) -> None:
+    """By the side that listens, and the side that dialled is told why."""
+    authority = make_authority(tmp_path)
+    mine = make_certificate(tmp_path, "source")
+    theirs = Path(securities[0].authority)
+    stranger = Security(str(mine[0]), str(mine[1]), str(theirs))
+    assert authority != theirs
+    left, right = socket.socketpair()
+    dialled = kinds[0](stranger, False)(left)
+    listening = kinds[1](securities[1], True)(right)
+    caught: list[BaseException] = []
+
+    def listen() -> None:
+        try:
+            listening.handshake(20.0)
+        except OSError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    with left, right:
+        with pytest.raises(ssl.SSLError):  # TLS 1.3 tells the dialling side with its first read
+            dialled.handshake(20.0)
+            dialled.recv(1)
+        thread.join()
+    assert isinstance(caught[0], ssl.SSLError)
+    assert "verify" in str(caught[0]).lower()
+
+
+@pytest.mark.parametrize("kind", [by_memory, by_chain])
+def test_a_side_without_a_certificate_is_refused(
+    kind: Any, securities: tuple[Security, Security]
+) -> None:
+    left, right = socket.socketpair()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    dialled = MemoryTls(left, context, False)
+    thread = threading.Thread(target=lambda: _quietly(dialled))
+    thread.start()
+    with left, right:
+        with pytest.raises(ssl.SSLError):
+            kind(securities[1], True)(right).handshake(20.0)
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", [by_memory, by_chain])
+def test_older_versions_are_refused(kind: Any, securities: tuple[Security, Security]) -> None:
+    left, right = socket.socketpair()
+    context = client_context(securities[0])
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    dialled = MemoryTls(left, context, False)
+    thread = threading.Thread(target=lambda: _quietly(dialled))
+    thread.start()
+    with left, right:
+        with pytest.raises(ssl.SSLError, match=r"(?i)protocol"):
+            kind(securities[1], True)(right).handshake(20.0)
+        thread.join()
+
+
+def _quietly(stream: TlsSocket) -> None:
+    with contextlib.suppress(OSError):
+        stream.handshake(20.0)
+        stream.recv(1)
+
+
+def test_a_key_of_another_certificate_is_refused(securities: tuple[Security, Security]) -> None:
+    mixed = Security(securities[0].certificate, securities[1].key, securities[0].authority)
+    library = libssl.load()
+    if library is None:
+        pytest.skip("no libssl 3 here")
+    with pytest.raises(ssl.SSLError, match="mismatch"):
+        ChainContext(library, mixed.certificate, mixed.key, mixed.authority, True)
+    with pytest.raises(SecurityError, match=r"source\.pem"):
+        tls_ends(mixed, server_side=True)
+
+
+def test_without_libssl_python_s_own_is_used(
+    securities: tuple[Security, Security], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libssl, "load", lambda: None)
+    left, right = socket.socketpair()
+    with left, right:
+        assert isinstance(tls_ends(securities[0], server_side=False)(left), MemoryTls)
+
+
+def test_a_damaged_record_ends_the_connection(pair: Pair) -> None:
+    """Whatever reads it; nothing of it is handed over."""
+    pair[0].raw.sendall(b"\x17\x03\x03\x00\x30" + os.urandom(48))
+    with pytest.raises(ssl.SSLError):
+        receive_views(pair[1], [memoryview(bytearray(100_000))])
+
+
+def test_a_read_that_waits_is_woken_by_a_severed_socket(pair: Pair) -> None:
+    pair[1].settimeout(None)
+    caught: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            receive_views(pair[1], [memoryview(bytearray(1 << 20))])
+        except OSError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    pair[0].sendall(os.urandom(50_000))
+    sever(pair[1])
+    thread.join(20.0)
+    assert isinstance(caught[0], ConnectionError)
+
+
+def test_a_closed_end_is_not_used(pair: Pair) -> None:
+    """Its descriptor may be another's by now."""
+    pair[1].close()
+    with pytest.raises(OSError):
+        pair[1].recv(1)
+    with pytest.raises(OSError):
+        pair[1].sendall(b"x")
+
+
+def test_a_timeout_holds_for_reads_and_writes(pair: Pair) -> None:
+    pair[0].settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        pair[0].recv_into(memoryview(bytearray(100_000)))
+    with pytest.raises(TimeoutError):
+        pair[0].sendall(bytes(64 << 20))
+
+
+def test_connections_that_are_over_are_freed(securities: tuple[Security, Security]) -> None:
+    """Without a farewell on a descriptor that is another's by then."""
+    left, right = socket.socketpair()
+    ends = [by_chain(securities[0], False)(left), by_chain(securities[1], True)(right)]
+    thread = threading.Thread(target=ends[1].handshake, args=(20.0,))
+    thread.start()
+    ends[0].handshake(20.0)
+    thread.join()
+    assert all(isinstance(end, ChainedTls) for end in ends)
+    number = left.fileno()
+    left.close()
+    other, watched = socket.socketpair()
+    if other.fileno() != number:
+        os.dup2(other.fileno(), number)
+    watched.setblocking(False)
+    ends.clear()
+    gc.collect()
+    with pytest.raises(BlockingIOError):
+        watched.recv(100)
+    if other.fileno() != number:
+        os.close(number)
+    other.close()
+    watched.close()
+    right.close()
+
+
+def test_what_send_seals_fits_into_the_buffer() -> None:
+    records = -(-SEND_BYTES // (1 << 14))
+    assert SEND_BYTES + 22 * records < BUFFER_BYTES
 
 
 def test_the_cipher_is_measured(securities: tuple[Security, Security]) -> None:
