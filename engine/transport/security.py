@@ -98,6 +98,12 @@ def tls_ends(security: Security, server_side: bool) -> Wrap:
         raise SecurityError(f"{security.certificate}: {error}") from error
 
 
+def tls_by() -> str:
+    """What `tls_ends` uses here, in words."""
+    library = libssl.load()
+    return "Python's ssl" if library is None else f"libssl ({library.version})"
+
+
 def peer_identity(sock: Stream) -> str:
     """Common name of the verified peer, or an empty string on a plain connection."""
     return sock.identity() if isinstance(sock, TlsSocket) else ""

@@ -21,7 +21,7 @@ from rich.table import Table
 from engine.transport.bench import Place, Plan, Result, run_bench
 from engine.transport.certificates import make_authority, make_certificate
 from engine.transport.messages import CHUNK_BYTES
-from engine.transport.security import Security
+from engine.transport.security import Security, tls_by
 from harness.errors import BadInput, NotReady
 
 UNSHAPED = ("loopback", "veth")
@@ -246,7 +246,7 @@ def _print(result: Result) -> None:
         plain = statistics.median(result.measures["single"].cpu_s_per_gb)
         left = plain / (plain + cipher.cpu_s_per_gb)
         console.print(
-            f"{cipher.cipher}: one core seals {cipher.seal_gbps:.3g} and opens "
+            f"TLS by {tls_by()}, {cipher.cipher}: one core seals {cipher.seal_gbps:.3g} and opens "
             f"{cipher.open_gbps:.3g} Gbit/s; TLS carried {gbps:.3g}, "
             f"{gbps / cipher.bound_gbps:.0%} of that and {_ratio(result.ratio('tls', 'single'))} "
             f"of plain; of its {statistics.median(tls.cpu_s_per_gb):.2f} CPU s/GB the cipher takes "

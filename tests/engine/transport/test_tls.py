@@ -16,7 +16,7 @@ import pytest
 
 from engine.transport import libssl
 from engine.transport.certificates import make_authority, make_certificate
-from engine.transport.cipher import measure_cipher
+from engine.transport.cipher import CipherRate, measure_cipher, median_rate
 from engine.transport.control import Pipe
 from engine.transport.security import (
     Security,
@@ -301,3 +301,8 @@ def test_the_cipher_is_measured(securities: tuple[Security, Security]) -> None:
     assert rate.cipher.startswith("TLS_")
     assert rate.bound_gbps == min(rate.seal_gbps, rate.open_gbps) > 0
     assert rate.cpu_s_per_gb == pytest.approx(8 / rate.seal_gbps + 8 / rate.open_gbps)
+
+
+def test_rates_of_several_rounds_are_taken_in_the_middle() -> None:
+    rates = [CipherRate("x", 1.0, 30.0), CipherRate("x", 3.0, 10.0), CipherRate("x", 2.0, 20.0)]
+    assert median_rate(rates) == CipherRate("x", 2.0, 20.0)
