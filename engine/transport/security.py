@@ -14,7 +14,6 @@ from typing import Any
 
 from engine.transport import libssl
 from engine.transport.tls import Stream, TlsSocket, Wrap
-from engine.transport.tls_chain import ChainContext
 from engine.transport.tls_memory import MemoryTls
 
 ANY = "*"
@@ -90,6 +89,9 @@ def tls_ends(security: Security, server_side: bool) -> Wrap:
     library = libssl.load()
     if library is None:
         return lambda raw: MemoryTls(raw, context, server_side)
+    # It brings NumPy and an X.509 parser, 9 MiB that a plain data plane has no use for.
+    from engine.transport.tls_chain import ChainContext
+
     try:
         return ChainContext(
             library, security.certificate, security.key, security.authority, server_side

@@ -29,7 +29,7 @@ LEAST_S = 600.0
 FLOOR_S = 60.0
 #: Growth from which memory is not flat, when it is beyond doubt: of a heap, and of what is in use.
 GROWTH_BYTES_PER_HOUR = 12 << 20
-IN_USE_BYTES_PER_HOUR = 4 << 20
+IN_USE_BYTES_PER_HOUR = 8 << 20
 DOUBT = 3.0
 #: Descriptors that a life may have more of than at its first sample, beyond connections.
 DESCRIPTOR_SLACK = 8

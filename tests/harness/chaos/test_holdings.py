@@ -86,7 +86,7 @@ def test_fragments_that_an_allocator_keeps_are_no_growth_of_what_is_in_use():
 
 
 def test_a_leak_too_small_for_the_heap_is_seen_in_what_is_in_use():
-    leak = 6 * MIB
+    leak = 10 * MIB
     assert list(soak(leak, noise=0.1 * MIB, says=False).violations(0)) == []
     (violation,) = soak(leak, noise=0.1 * MIB, says=True).violations(0)
     assert violation.startswith("memory grows: pd-0")
