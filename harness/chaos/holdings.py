@@ -22,9 +22,8 @@ from harness.chaos.processes import Held
 #: Left out of each life: imports, thread pools, the records of the cache's pages, the allocator's
 #: own arenas, which fill once.
 WARM_S = 180.0
-#: A life that was warm for less is no evidence about memory: what a few minutes add would be
-#: multiplied by as much as the hour is longer.
-LEAST_S = 600.0
+#: A life that was warm for less is no evidence about memory.
+LEAST_S = 240.0
 #: The least heap in so long is what a process held on to.
 FLOOR_S = 60.0
 #: Growth from which memory is not flat, when it is beyond doubt: of a heap, and of what is in use.

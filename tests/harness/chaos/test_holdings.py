@@ -13,7 +13,7 @@ def soak(
     leak_per_hour: float,
     *,
     lives: int = 8,
-    life_s: float = 800.0,
+    life_s: float = 400.0,
     noise: float = 0.5 * MIB,
     descriptors_per_hour: float = 0.0,
     kept: Callable[[float], float] = lambda age_s: 0.0,
@@ -44,7 +44,7 @@ def test_a_warm_up_and_new_lives_are_no_growth():
     assert trend.lives == 8
     assert trend.heap.per_hour == pytest.approx(0.0, abs=6 * MIB)
     assert list(holdings.violations(0)) == []
-    assert trend.cpu_s == pytest.approx(8 * 79.5)
+    assert trend.cpu_s == pytest.approx(8 * 39.5)
 
 
 def test_a_leak_is_seen_through_deaths_and_levels():
@@ -64,7 +64,7 @@ def test_what_the_allocator_keeps_for_the_next_step_is_no_growth_and_hides_none(
     """It keeps more the longer a process lives, but lets go of it between two steps."""
 
     def kept(age_s: float) -> float:
-        return 0.0 if age_s % 30.0 < 5.0 else 8 * MIB * age_s / 800.0
+        return 0.0 if age_s % 30.0 < 5.0 else 8 * MIB * age_s / 400.0
 
     holdings = soak(leak, kept=kept)
     (trend,) = holdings.trends()
@@ -93,14 +93,14 @@ def test_a_leak_too_small_for_the_heap_is_seen_in_what_is_in_use():
 
 
 def test_short_lives_give_no_verdict_on_memory():
-    holdings = soak(900 * MIB, lives=20, life_s=600.0)
+    holdings = soak(900 * MIB, lives=20, life_s=250.0)
     (trend,) = holdings.trends()
     assert trend.heap.per_hour is None and "too short" in trend.line()
     assert list(holdings.violations(0)) == []
 
 
 def test_descriptors_may_grow_by_connections_only():
-    holdings = soak(0.0, descriptors_per_hour=150.0)
+    holdings = soak(0.0, descriptors_per_hour=300.0)
     assert list(holdings.violations(30)) == []
     assert all("descriptors of pd-0 grew" in each for each in holdings.violations(0))
     assert len(list(holdings.violations(0))) == 8
