@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -295,7 +297,7 @@ def test_any_mix_ends_with_the_right_tokens_and_no_leak(
 
 def prompt_of(name: str, tokens: int, arrived_s: float = 0.0) -> Sequence:
     """One prompt like no other, whose cache is handed over."""
-    own = [hash(name) % 1000 + position for position in range(tokens)]
+    own = Random(name).choices(range(1 << 16), k=tokens)
     return Sequence(name, own, 1, hand_over=True, arrived_s=arrived_s)
 
 
