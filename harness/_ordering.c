@@ -109,13 +109,13 @@ takes_two(const char *called, Py_ssize_t count)
 static int
 make_room(Order *self, Py_ssize_t room)
 {
-    Entry *heap = PyMem_Resize(self->heap, Entry, room);
+    Entry *heap = PyMem_Realloc(self->heap, (size_t)room * sizeof(Entry));
     if (heap != NULL)
         self->heap = heap;
-    double *costs = PyMem_Resize(self->costs, double, room);
+    double *costs = PyMem_Realloc(self->costs, (size_t)room * sizeof(double));
     if (costs != NULL)
         self->costs = costs;
-    Py_ssize_t *places = PyMem_Resize(self->places, Py_ssize_t, room);
+    Py_ssize_t *places = PyMem_Realloc(self->places, (size_t)room * sizeof(Py_ssize_t));
     if (places != NULL)
         self->places = places;
     if (heap == NULL || costs == NULL || places == NULL) {

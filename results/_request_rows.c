@@ -427,8 +427,9 @@ number_of(Names *names, PyObject *value)
         PyObject *counted = PyLong_FromSsize_t(next);
         if (counted == NULL)
             return -1;
-        int failed = PyDict_SetItem(names->numbers, value, counted) < 0 ||
-                     PyList_Append(names->values, value) < 0;
+        /* First the list: a number without its value could not be read again. */
+        int failed = PyList_Append(names->values, value) < 0 ||
+                     PyDict_SetItem(names->numbers, value, counted) < 0;
         Py_DECREF(counted);
         if (failed)
             return -1;
@@ -515,7 +516,7 @@ copy_runs(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
     Py_ssize_t needed = self->run_numbers + NUMBERS_A_RUN * count;
     if (needed > self->run_room) {
         Py_ssize_t room = needed + needed / 2 + 4096;
-        double *grown = PyMem_Resize(self->runs, double, room);
+        double *grown = PyMem_Realloc(self->runs, (size_t)room * sizeof(double));
         if (grown == NULL) {
             PyErr_NoMemory();
             goto failed;

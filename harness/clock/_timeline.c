@@ -301,7 +301,7 @@ push_timer(Timeline *self, Handle *handle)
 {
     if (self->timers == self->heap_room) {
         Py_ssize_t room = self->heap_room ? 2 * self->heap_room : 64;
-        Timer *heap = PyMem_Resize(self->heap, Timer, room);
+        Timer *heap = PyMem_Realloc(self->heap, (size_t)room * sizeof(Timer));
         if (heap == NULL) {
             PyErr_NoMemory();
             return -1;

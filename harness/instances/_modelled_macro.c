@@ -87,7 +87,7 @@ make_room(Line *line)
         return 0;
     }
     Py_ssize_t room = line->room ? 2 * line->room : 4;
-    Place *places = PyMem_Resize(line->places, Place, room);
+    Place *places = PyMem_Realloc(line->places, (size_t)room * sizeof(Place));
     if (places == NULL) {
         PyErr_NoMemory();
         return -1;
@@ -187,7 +187,7 @@ append_segment(Batch *self, int64_t opened, double start_s, double step_s, int64
 {
     if (self->closed == self->segment_room) {
         Py_ssize_t room = self->segment_room ? 2 * self->segment_room : 4;
-        Segment *segments = PyMem_Resize(self->segments, Segment, room);
+        Segment *segments = PyMem_Realloc(self->segments, (size_t)room * sizeof(Segment));
         if (segments == NULL) {
             PyErr_NoMemory();
             return -1;
