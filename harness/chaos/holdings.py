@@ -38,7 +38,7 @@ MIB = 2**20
 @dataclass(frozen=True, slots=True)
 class Growth:
     """From the `first` to the `last` least of a minute, bytes; `per_hour` and its standard `error`
-    in bytes an hour, from lives of LEAST_S and more, None where there is none."""
+    in bytes an hour, from lives of LEAST_S and more, None where they say too little for both."""
 
     first: int
     last: int
@@ -182,17 +182,17 @@ class Holdings:
 def _growth(warm: list[list[tuple[float, int]]], long: list[list[tuple[float, int]]]) -> Growth:
     """Between the ends of lives that were warm, at the pace of the long ones."""
     levels = [n_bytes for points in warm for _, n_bytes in points] or [0]
-    long = [points for points in long if len(points) > 1]
-    if not long:
+    slope, error = _slope([points for points in long if len(points) > 1])
+    if error is None:
         return Growth(levels[0], levels[-1])
-    slope, error = _slope(long)
     return Growth(levels[0], levels[-1], slope * 3600.0, error * 3600.0)
 
 
-def _slope(lives: list[list[tuple[float, int]]]) -> tuple[float, float]:
-    """Bytes a second within lives, and the standard error, by least squares."""
+def _slope(lives: list[list[tuple[float, int]]]) -> tuple[float, float | None]:
+    """Bytes a second within lives, and the standard error, by least squares; None where a line
+    meets all points because they are so few."""
     xx = xy = yy = 0.0
-    n = 0
+    freedom = -1
     for points in lives:
         mean_x = sum(x for x, _ in points) / len(points)
         mean_y = sum(y for _, y in points) / len(points)
@@ -200,7 +200,8 @@ def _slope(lives: list[list[tuple[float, int]]]) -> tuple[float, float]:
             xx += (x - mean_x) ** 2
             xy += (x - mean_x) * (y - mean_y)
             yy += (y - mean_y) ** 2
-        n += len(points)
+        freedom += len(points) - 1
+    if freedom < 1:
+        return 0.0, None
     slope = xy / xx
-    freedom = max(1, n - len(lives) - 1)
     return slope, math.sqrt(max(0.0, yy - slope * xy) / freedom / xx)

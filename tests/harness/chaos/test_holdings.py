@@ -92,6 +92,18 @@ def test_a_leak_too_small_for_the_heap_is_seen_in_what_is_in_use():
     assert violation.startswith("memory grows: pd-0")
 
 
+def test_two_looks_at_what_is_in_use_are_no_line():
+    """A process that was stopped, or that did not answer, between the two."""
+    holdings = Holdings(warm_s=60.0)
+    for at_s in range(0, 600, 5):
+        in_use = {200: 50 * MIB, 590: 60 * MIB}.get(at_s)
+        holdings.note(at_s, "pd-0", 1, Held(200 * MIB, 200 * MIB, 40, 1.0, 1, in_use))
+    (trend,) = holdings.trends()
+    assert trend.in_use is not None and trend.in_use.per_hour is None
+    assert (trend.in_use.first, trend.in_use.last) == (50 * MIB, 60 * MIB)
+    assert list(holdings.violations(0)) == []
+
+
 def test_short_lives_give_no_verdict_on_memory():
     holdings = soak(900 * MIB, lives=20, life_s=250.0)
     (trend,) = holdings.trends()
