@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 
@@ -70,11 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.seeds < 1 or options.jobs < 1 or options.minutes <= 0:
-        raise BadInput("--seeds, --jobs and --minutes must be positive")
+    if options.seeds < 1 or options.jobs < 1 or not 0.0 < options.minutes < math.inf:
+        raise BadInput("--seeds, --jobs and --minutes must be positive and finite")
     if options.explain and options.seed is None:
         raise BadInput("--explain tells the story of one seed: give --seed")
     if options.mode == "emulate":
+        if options.explain or options.planted is not None:
+            raise BadInput("--explain and --planted are for --mode virtual")
         return _emulate(options)
     _need_engine()
     if options.seed is not None:

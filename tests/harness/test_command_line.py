@@ -45,9 +45,14 @@ def test_help_fits_a_terminal(
         (["runs", "diff", "nodir", "empty"], "nodir: no such directory"),
         (["explain", "nodir", "--request", "1"], "nodir: no such run directory"),
         (["run", "nofile"], "nofile"),
+        (["chaos", "--seeds", "0"], "must be positive"),
+        (["chaos", "--mode", "emulate", "--minutes", "nan"], "must be positive and finite"),
+        (["chaos", "--mode", "emulate", "--minutes", "inf"], "must be positive and finite"),
+        (["chaos", "--mode", "emulate", "--planted"], "are for --mode virtual"),
+        (["chaos", "--mode", "emulate", "--seed", "1", "--explain"], "are for --mode virtual"),
     ],
 )
-def test_what_is_missing_is_said_in_one_line(
+def test_what_is_missing_or_wrong_is_said_in_one_line(
     arguments: list[str],
     says: str,
     tmp_path: Path,
