@@ -20,13 +20,16 @@ from rich.table import Table
 
 from engine.transport.bench import Place, Plan, Result, run_bench
 from engine.transport.certificates import make_authority, make_certificate
-from engine.transport.messages import CHUNK_BYTES
+from engine.transport.frames import MAX_CHUNK_BYTES
+from engine.transport.messages import CHUNK_BYTES, MAX_REGIONS
 from engine.transport.security import Security, tls_by
 from harness.errors import BadInput, NotReady
 
 UNSHAPED = ("loopback", "veth")
 SHAPED = ("netem", "tun", "tbf", "relay")
 NAMESPACES = "prfaas-tt-"
+#: A thread at either end each.
+MOST_LANES = 256
 #: Payload per byte of Ethernet frame at an MTU of 1500 (shapers count frames).
 PAYLOAD_SHARE = 0.956
 
@@ -97,6 +100,19 @@ def _plan(options: argparse.Namespace) -> Plan:
         if getattr(options, name) < least:
             flag = name.replace("_", "-")
             raise BadInput(f"--{flag} {getattr(options, name)}: at least {least} would do")
+    for name, most in (("layers", MAX_REGIONS), ("lanes", MOST_LANES)):
+        if getattr(options, name) > most:
+            raise BadInput(f"--{name} {getattr(options, name)}: at most {most} would do")
+    if options.chunk_kib % 4 or options.chunk_kib << 10 > MAX_CHUNK_BYTES:
+        raise BadInput(
+            f"--chunk-kib {options.chunk_kib}: a multiple of 4 up to {MAX_CHUNK_BYTES >> 10} "
+            "would do"
+        )
+    memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    if 2 * options.mib > memory_mib:
+        raise BadInput(
+            f"--mib {options.mib}: both ends hold one cache, and this host has {memory_mib} MiB"
+        )
     if options.layer_kib is None:
         if (options.mib << 20) % (options.layers * 4096):
             raise BadInput(
@@ -110,6 +126,8 @@ def _plan(options: argparse.Namespace) -> Plan:
     shaped = [at for at in options.at or () if at in SHAPED]
     if shaped and not options.rate_gbps:
         raise BadInput(f"--at {shaped[0]} needs --rate-gbps")
+    if not shaped and (options.rate_gbps is not None or options.rtt_ms):
+        raise BadInput(f"--rate-gbps and --rtt-ms are for --at {', '.join(SHAPED)}")
     return Plan(
         size_bytes=options.mib << 20,
         layers=options.layers,

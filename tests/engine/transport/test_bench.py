@@ -68,6 +68,13 @@ async def test_iperf3_runs_under_the_host_s_control_and_under_that_of_data_conne
         (["--rounds", "0"], "--rounds 0: at least 1"),
         (["--at", "tbf"], "--at tbf needs --rate-gbps"),
         (["--mib", "1", "--layers", "300"], "does not divide into 300 layers"),
+        (["--mib", "64", "--layers", "8192"], "--layers 8192: at most 4096"),
+        (["--lanes", "100000"], "--lanes 100000: at most 256"),
+        (["--chunk-kib", "5"], "--chunk-kib 5: a multiple of 4 up to 8192"),
+        (["--chunk-kib", "16384"], "--chunk-kib 16384: a multiple of 4 up to 8192"),
+        (["--mib", "99999999"], "--mib 99999999: both ends hold one cache"),
+        (["--rate-gbps", "1"], "--rate-gbps and --rtt-ms are for --at netem"),
+        (["--at", "veth", "--rtt-ms", "4"], "--rate-gbps and --rtt-ms are for --at netem"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], message: str, capsys: Any) -> None:
