@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--trim", type=int, default=0, metavar="N", help="trim each N passes")
     options = parser.parse_args()
     passes = options.passes
+    if passes < 4 or options.trim < 0:
+        parser.error("--passes needs 4 or more, --trim 0 (never) or more")
     if kept_bytes() is None:
         parser.error("glibc 2.33 or newer is needed")
     trim = ctypes.CDLL(None).malloc_trim
