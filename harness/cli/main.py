@@ -58,6 +58,17 @@ _NOBODY_READS = 128 + signal.SIGPIPE
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    try:
+        options = _options(arguments, chosen)
+        return _run(options) if options.command is not None else int(ExitCode.USAGE)
+    except KeyboardInterrupt:
+        print(f"prfaas {chosen}: interrupted", file=sys.stderr)
+        return int(ExitCode.INTERRUPTED)
+
+
+def _options(arguments: Sequence[str], chosen: str | None) -> argparse.Namespace:
+    """Imports the `chosen` subcommand, which may take a second."""
     parser = argparse.ArgumentParser(
         prog="prfaas",
         description="Measures whether prefill pays in another datacenter.",
@@ -65,7 +76,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"prfaas {version('prfaas-bench')}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, (module_name, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(
             name,
@@ -80,7 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help()
-        return ExitCode.USAGE
+    return options
+
+
+def _run(options: argparse.Namespace) -> int:
     # A termination request, or a terminal that closes, ends like Ctrl-C: what there is gets
     # written. Commands with a drain of their own replace this; nohup keeps a hangup ignored.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -97,9 +110,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The interpreter flushes once more at its end, to where that cannot fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _NOBODY_READS
-    except KeyboardInterrupt:
-        print(f"prfaas {options.command}: interrupted", file=sys.stderr)
-        return int(ExitCode.INTERRUPTED)
     except Exception as error:
         # A class with an `exit_code` is written for the user, in whichever package it is defined.
         exit_code = getattr(error, "exit_code", None)

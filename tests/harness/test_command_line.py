@@ -107,6 +107,17 @@ def test_a_reader_that_leaves_ends_the_command_quietly(command: str) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+def test_ctrl_c_while_a_command_is_imported_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.cli.main.importlib.import_module", interrupted)
+    assert main(["run", "bench"]) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err == "prfaas run: interrupted\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_told_to_end_keeps_what_it_has(
     number: signal.Signals, tmp_path: Path
