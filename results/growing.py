@@ -8,10 +8,12 @@ offset names. A write that was cut off leaves a torn tail, which `sound_length` 
 
 from __future__ import annotations
 
+import fcntl
 import io
 import mmap
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,8 +25,8 @@ _TAIL = 8  # footer length (4 bytes, little endian) and magic
 #: Key-value metadata of a row group's own footer, which does not know of those before it.
 _PART = {b"growing": b"part"}
 
-#: A row group and its footer never take more than this and twice the table's size in memory.
-_SLACK_BYTES = 1 << 20
+#: What a writer writes is gathered to this size.
+_WRITE_BYTES = 1 << 16
 
 
 def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
@@ -119,43 +121,65 @@ class GrowingParquet:
 
     def _append_footer(self) -> None:
         """No rows; a file that is empty begins here."""
-        end = self.path.stat().st_size
-        footer = self._footer()
-        self._reserve(end, len(footer))
-        with self.path.open("r+b") as file:
+        with _whole_or_as_before(self.path) as end, self.path.open("r+b") as file:
             file.seek(end)
-            file.write(footer[len(MAGIC) if end else 0 :])
-            file.truncate()
+            file.write(self._footer()[len(MAGIC) if end else 0 :])
 
     def _append(self, table: pa.Table) -> None:
         """Append `table` as a Parquet file of its own, then put the footer of the whole over its
         footer. A writer insists on starting at 0 and trusts the sink's position for its offsets: so
         it starts there, writing the magic that is there already, and is then moved to the end.
-        """
-        end = self.path.stat().st_size
-        self._reserve(end, _SLACK_BYTES + 2 * table.nbytes + self._metadata.serialized_size)
-        with pa.memory_map(str(self.path), "r+") as sink:
-            writer = self._writer(sink, self.schema.with_metadata(_PART))
-            sink.seek(end)
-            writer.write_table(table, row_group_size=table.num_rows)
-            writer.close()
-            part: pq.FileMetaData = writer.writer.metadata
-            sink.seek(sink.tell() - _TAIL - part.serialized_size)
-            self._metadata.append_row_groups(part)
-            sink.write(self._footer()[len(MAGIC) :])
-            end = sink.tell()
-        os.truncate(self.path, end)
 
-    def _reserve(self, end: int, size: int) -> None:
-        """Blocks for `size` bytes after `end`. A mapping of a file with holes would end the process
-        (SIGBUS) where the disk is full; so it is refused here, and the file stays as it was.
+        Pages that are gathered and then written cost half of those of a mapping, which are cleared
+        and faulted in one by one.
         """
-        with self.path.open("r+b") as file:
-            try:
-                os.posix_fallocate(file.fileno(), end, size)
-            except OSError as error:
-                file.truncate(end)
-                raise OSError(error.errno, error.strerror, str(self.path)) from error
+        try:
+            with (
+                _whole_or_as_before(self.path) as end,
+                _to_overwrite(self.path) as file,
+                pa.BufferedOutputStream(file, _WRITE_BYTES) as sink,
+            ):
+                with self._writer(sink, self.schema.with_metadata(_PART)) as writer:
+                    sink.flush()
+                    os.lseek(file.fileno(), end, os.SEEK_SET)
+                    writer.write_table(table, row_group_size=table.num_rows)
+                sink.flush()
+                part: pq.FileMetaData = writer.writer.metadata
+                os.lseek(file.fileno(), -_TAIL - part.serialized_size, os.SEEK_CUR)
+                self._metadata.append_row_groups(part)
+                sink.write(self._footer()[len(MAGIC) :])
+                sink.flush()
+                os.truncate(file.fileno(), sink.tell())
+        except BaseException:
+            self._metadata = pq.read_metadata(self.path)
+            raise
+
+
+@contextmanager
+def _to_overwrite(path: Path) -> Iterator[pa.OSFile]:
+    """The file as it is, to write from its first byte on. One that may only be appended to is what
+    can be had without truncating it.
+    """
+    with pa.OSFile(str(path), "ab") as file:
+        flags = fcntl.fcntl(file.fileno(), fcntl.F_GETFL)
+        fcntl.fcntl(file.fileno(), fcntl.F_SETFL, flags & ~os.O_APPEND)
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        yield file
+
+
+@contextmanager
+def _whole_or_as_before(path: Path) -> Iterator[int]:
+    """The file's length, which it has again where what is done meanwhile fails. Raises OSError that
+    names the file.
+    """
+    length = path.stat().st_size
+    try:
+        yield length
+    except BaseException as error:
+        os.truncate(path, length)
+        if isinstance(error, OSError) and error.errno:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
 
 
 def sound_length(path: Path) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -355,24 +358,42 @@ def test_a_write_cut_anywhere_loses_only_the_open_row_group(tmp_path: Path) -> N
     assert sound_length(path) == 0
 
 
-def test_a_full_disk_is_an_error_and_the_file_stays_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(file: int, offset: int, size: int) -> None:
-        os.ftruncate(file, offset + size // 2)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@contextmanager
+def at_most(file_bytes: int) -> Iterator[None]:
+    """Files grow no further: a write that would go on fails, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    recorder = Recorder(tmp_path, META, row_group_rows=4)
-    for i in range(4):
-        recorder.request(record(i), "a", "p")
-    size = (tmp_path / "requests.parquet").stat().st_size
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    recorder.request(record(4), "a", "p")
-    with pytest.raises(OSError, match="No space left") as caught:
-        recorder.flush()
-    assert caught.value.filename == str(tmp_path / "requests.parquet")
-    assert (tmp_path / "requests.parquet").stat().st_size == size
-    assert pq.read_table(tmp_path / "requests.parquet").num_rows == 4
+
+@pytest.mark.parametrize("written_bytes", [0, 3000, 100_000])
+def test_where_the_disk_is_full_the_file_stays_whole_and_goes_on(
+    tmp_path: Path, written_bytes: int
+) -> None:
+    path = tmp_path / "links.parquet"
+    schema = with_metadata("links", META)
+    file = GrowingParquet(path, schema)
+    rng = np.random.default_rng(1)
+    rows = [
+        {"configuration": "c", "phase": "p", "time_us": i, "loss": x}
+        for i, x in enumerate(rng.random(30_000))
+    ]
+    one = pa.Table.from_pylist(rows, schema=schema)
+    file.append(one[:4])
+    before = path.read_bytes()
+    with at_most(len(before) + written_bytes), pytest.raises(OSError) as caught:
+        file.append(one)
+    assert caught.value.errno == errno.EFBIG
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == before
+    with at_most(len(before)), pytest.raises(OSError):
+        file.close({"complete": "no"})
+    assert path.read_bytes() == before
+    file.append(one[:6])
+    assert pq.read_table(path)["time_us"].to_pylist() == [0, 1, 2, 3, *range(6)]
 
 
 _WRITER = """
