@@ -19,6 +19,9 @@
 /* Values of a column that are known by their address; the rest are looked up. A power of two. */
 #define KNOWN 2048
 #define NUMBERS_A_RUN 3
+/* Rows that wait side by side until their columns are written. Columns begin at the same place of
+ * pages, so that a row written to each of them would have one set of a cache for all. */
+#define WAITING 64
 
 /* Where a record keeps a field. */
 typedef struct {
@@ -41,6 +44,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyTypeObject *record_type;
+    PyObject *on_full;
+    PyObject *spans, *configuration, *phase; /* where it copies from; the last two of the last row */
     Py_ssize_t times, counts, others; /* fields of each kind */
     Field *fields;                    /* times, counts, others, and the runs of tokens */
     Names *names;                     /* of each of the others */
@@ -48,12 +53,20 @@ typedef struct {
     Py_buffer times_us, count_values, codes, runs_each;
     bool ready;   /* the four are there */
     bool copying; /* or beginning or taking: code of values and arrays must do none meanwhile */
-    Py_ssize_t capacity, rows, max_runs;
+    Py_ssize_t capacity, rows, written, max_runs;
+    int64_t *waiting; /* rows `written` to `rows`: times, counts, how many runs, and the others */
     char *missing; /* a byte a time, or NULL: none is missing */
     bool *has_missing;
     double *runs;
     Py_ssize_t run_numbers, run_room;
 } Copier;
+
+/* How long a waiting row is. Its codes take half a number each. */
+static Py_ssize_t
+row_numbers(const Copier *self)
+{
+    return self->times + self->counts + 1 + (self->others + 1) / 2;
+}
 
 /* ---- Making one ---- */
 
@@ -89,12 +102,15 @@ release_target(Copier *self)
     }
     PyMem_Free(self->missing);
     self->missing = NULL;
-    self->rows = self->run_numbers = 0;
+    self->rows = self->written = self->run_numbers = 0;
 }
 
 static void
 forget_names(Copier *self)
 {
+    Py_CLEAR(self->spans);
+    Py_CLEAR(self->configuration);
+    Py_CLEAR(self->phase);
     for (Py_ssize_t i = 0; self->names != NULL && i < self->others; i++) {
         Names *names = &self->names[i];
         for (int k = 0; k < KNOWN; k++)
@@ -108,6 +124,10 @@ static int
 copier_traverse(Copier *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->record_type);
+    Py_VISIT(self->on_full);
+    Py_VISIT(self->spans);
+    Py_VISIT(self->configuration);
+    Py_VISIT(self->phase);
     for (Py_ssize_t i = 0; self->names != NULL && i < self->others; i++) {
         Py_VISIT(self->names[i].numbers);
         Py_VISIT(self->names[i].values);
@@ -120,6 +140,7 @@ copier_traverse(Copier *self, visitproc visit, void *arg)
 static int
 copier_clear(Copier *self)
 {
+    Py_CLEAR(self->on_full);
     forget_names(self);
     return 0;
 }
@@ -137,6 +158,8 @@ copier_dealloc(Copier *self)
     PyMem_Free(self->names);
     PyMem_Free(self->has_missing);
     PyMem_Free(self->runs);
+    PyMem_Free(self->waiting);
+    Py_XDECREF(self->on_full);
     Py_XDECREF(self->record_type);
     Py_TYPE(self)->tp_free(self);
 }
@@ -144,18 +167,20 @@ copier_dealloc(Copier *self)
 static PyObject *
 copier_new(PyTypeObject *type, PyObject *args, PyObject *options)
 {
-    static char *keywords[] = {"record_type", "times", "counts", "others", "runs", NULL};
+    static char *keywords[] = {"record_type", "times", "counts", "others", "runs", "on_full", NULL};
     PyTypeObject *record_type;
-    PyObject *kinds[3], *runs;
-    if (!PyArg_ParseTupleAndKeywords(args, options, "O!O!O!O!U:Copier", keywords, &PyType_Type,
+    PyObject *kinds[3], *runs, *on_full;
+    if (!PyArg_ParseTupleAndKeywords(args, options, "O!O!O!O!UO:Copier", keywords, &PyType_Type,
                                      &record_type, &PyTuple_Type, &kinds[0], &PyTuple_Type,
-                                     &kinds[1], &PyTuple_Type, &kinds[2], &runs))
+                                     &kinds[1], &PyTuple_Type, &kinds[2], &runs, &on_full))
         return NULL;
     Copier *self = (Copier *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     Py_INCREF(record_type);
     self->record_type = record_type;
+    Py_INCREF(on_full);
+    self->on_full = on_full;
     Py_ssize_t counts[3] = {0, 0, 0}, all = 0;
     for (int kind = 0; kind < 3; kind++)
         all += counts[kind] = PyTuple_GET_SIZE(kinds[kind]);
@@ -165,7 +190,9 @@ copier_new(PyTypeObject *type, PyObject *args, PyObject *options)
     self->fields = PyMem_Calloc((size_t)all + 1, sizeof(Field));
     self->names = PyMem_Calloc((size_t)counts[2] + 1, sizeof(Names));
     self->has_missing = PyMem_Calloc((size_t)counts[0] + 1, sizeof(bool));
-    if (self->fields == NULL || self->names == NULL || self->has_missing == NULL) {
+    self->waiting = PyMem_Calloc(WAITING * (size_t)row_numbers(self), sizeof(int64_t));
+    if (self->fields == NULL || self->names == NULL || self->has_missing == NULL ||
+        self->waiting == NULL) {
         PyErr_NoMemory();
         goto failed;
     }
@@ -224,6 +251,9 @@ set_target(Copier *self, PyObject *times_us, PyObject *counts, PyObject *codes, 
         if (self->names[i].numbers == NULL || self->names[i].values == NULL)
             return -1;
     }
+    self->spans = PyList_New(0);
+    if (self->spans == NULL)
+        return -1;
     if (take_buffer(runs_each, &self->runs_each, 8, 1) < 0)
         return -1;
     if (take_buffer(times_us, &self->times_us, 8, self->times) < 0)
@@ -291,14 +321,17 @@ get(PyObject *record, bool exact, const Field *field)
     return value;
 }
 
-/* Fetches what copying a record reads into the cache, all at once. */
+/* Fetches what copying a record reads and writes into the cache, all at once. */
 static inline void
-fetch(const Copier *self, PyObject *record, bool exact)
+fetch(const Copier *self, PyObject *record, bool exact, const int64_t *to)
 {
     Py_ssize_t numbers = self->times + self->counts;
+    for (const char *each = (const char *)to, *end = each + 8 * row_numbers(self); each < end;
+         each += 64)
+        __builtin_prefetch(each, 1);
+    __builtin_prefetch(peek(record, exact, &self->fields[numbers + self->others]));
     for (Py_ssize_t i = 0; i < numbers; i++)
         __builtin_prefetch(peek(record, exact, &self->fields[i]));
-    __builtin_prefetch(peek(record, exact, &self->fields[numbers + self->others]));
 }
 
 /* The error set becomes one that says which field of which request does not fit. */
@@ -344,10 +377,9 @@ set_missing(Copier *self, Py_ssize_t column, Py_ssize_t row)
 }
 
 static int
-copy_times(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
+copy_times(Copier *self, PyObject *record, bool exact, int64_t *to, Py_ssize_t row)
 {
-    int64_t *to = (int64_t *)self->times_us.buf + row;
-    for (Py_ssize_t i = 0; i < self->times; i++, to += self->capacity) {
+    for (Py_ssize_t i = 0; i < self->times; i++, to++) {
         PyObject *value = peek(record, exact, &self->fields[i]);
         double seconds;
         if (value != NULL && PyFloat_CheckExact(value))
@@ -382,11 +414,10 @@ copy_times(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
 }
 
 static int
-copy_counts(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
+copy_counts(Copier *self, PyObject *record, bool exact, int64_t *to)
 {
     const Field *field = self->fields + self->times;
-    int64_t *to = (int64_t *)self->count_values.buf + row;
-    for (Py_ssize_t i = 0; i < self->counts; i++, field++, to += self->capacity) {
+    for (Py_ssize_t i = 0; i < self->counts; i++, field++, to++) {
         PyObject *value = get(record, exact, field);
         if (value == NULL)
             return -1;
@@ -444,11 +475,10 @@ number_of(Names *names, PyObject *value)
 }
 
 static int
-copy_others(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
+copy_others(Copier *self, PyObject *record, bool exact, int32_t *to)
 {
     const Field *field = self->fields + self->times + self->counts;
-    int32_t *to = (int32_t *)self->codes.buf + row;
-    for (Py_ssize_t i = 0; i < self->others; i++, field++, to += self->capacity) {
+    for (Py_ssize_t i = 0; i < self->others; i++, field++, to++) {
         PyObject *value = peek(record, exact, field);
         if (value != NULL) {
             const Known *known = known_place(&self->names[i], value);
@@ -503,7 +533,7 @@ add_run(double *to, PyObject *run)
 }
 
 static int
-copy_runs(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
+copy_runs(Copier *self, PyObject *record, bool exact, int64_t *to)
 {
     const Field *field = self->fields + self->times + self->counts + self->others;
     PyObject *value = get(record, exact, field);
@@ -538,7 +568,7 @@ copy_runs(Copier *self, PyObject *record, bool exact, Py_ssize_t row)
             goto failed;
     }
     self->run_numbers = needed;
-    ((int64_t *)self->runs_each.buf)[row] = count;
+    *to = count;
     Py_DECREF(runs);
     Py_DECREF(value);
     return 0;
@@ -550,22 +580,76 @@ failed:
     return -1;
 }
 
-static PyObject *
-copier_add(Copier *self, PyObject *record)
+/* Notes where the row comes from, if not from where the one before did. */
+static int
+note_where(Copier *self, PyObject *configuration, PyObject *phase, Py_ssize_t row)
 {
+    if (configuration == self->configuration && phase == self->phase)
+        return 0;
+    PyObject *span = Py_BuildValue("(OOn)", configuration, phase, row);
+    if (span == NULL)
+        return -1;
+    int failed = PyList_Append(self->spans, span);
+    Py_DECREF(span);
+    if (failed)
+        return -1;
+    Py_INCREF(configuration);
+    Py_XSETREF(self->configuration, configuration);
+    Py_INCREF(phase);
+    Py_XSETREF(self->phase, phase);
+    return 0;
+}
+
+/* Writes what waits to the columns. */
+static void
+write_columns(Copier *self)
+{
+    Py_ssize_t rows = self->rows - self->written, width = row_numbers(self);
+    const int64_t *from = self->waiting;
+    int64_t *to = (int64_t *)self->times_us.buf + self->written;
+    for (Py_ssize_t i = 0; i < self->times; i++, from++, to += self->capacity)
+        for (Py_ssize_t row = 0; row < rows; row++)
+            to[row] = from[row * width];
+    to = (int64_t *)self->count_values.buf + self->written;
+    for (Py_ssize_t i = 0; i < self->counts; i++, from++, to += self->capacity)
+        for (Py_ssize_t row = 0; row < rows; row++)
+            to[row] = from[row * width];
+    to = (int64_t *)self->runs_each.buf + self->written;
+    for (Py_ssize_t row = 0; row < rows; row++)
+        to[row] = from[row * width];
+    const int32_t *codes = (const int32_t *)(from + 1);
+    int32_t *codes_to = (int32_t *)self->codes.buf + self->written;
+    for (Py_ssize_t i = 0; i < self->others; i++, codes++, codes_to += self->capacity)
+        for (Py_ssize_t row = 0; row < rows; row++)
+            codes_to[row] = codes[2 * row * width];
+    self->written = self->rows;
+}
+
+static PyObject *
+copier_add(Copier *self, PyObject *const *args, Py_ssize_t given)
+{
+    if (given != 3) {
+        PyErr_SetString(PyExc_TypeError, "add() takes a record, its configuration and its phase");
+        return NULL;
+    }
     if (is_copying(self))
         return NULL;
     if (!self->ready || self->rows >= self->capacity) {
         PyErr_SetString(PyExc_ValueError, "no room for a record");
         return NULL;
     }
+    PyObject *record = args[0];
     Py_ssize_t row = self->rows, runs_before = self->run_numbers;
     bool exact = Py_TYPE(record) == self->record_type;
-    fetch(self, record, exact);
+    int64_t *times = self->waiting + (row - self->written) * row_numbers(self);
+    int64_t *counts = times + self->times, *runs = counts + self->counts;
+    fetch(self, record, exact, times);
     self->copying = true;
-    int failed =
-        copy_others(self, record, exact, row) < 0 || copy_times(self, record, exact, row) < 0 ||
-        copy_counts(self, record, exact, row) < 0 || copy_runs(self, record, exact, row) < 0;
+    int failed = copy_others(self, record, exact, (int32_t *)(runs + 1)) < 0 ||
+                 copy_times(self, record, exact, times, row) < 0 ||
+                 copy_counts(self, record, exact, counts) < 0 ||
+                 copy_runs(self, record, exact, runs) < 0 ||
+                 note_where(self, args[1], args[2], row) < 0;
     self->copying = false;
     if (failed) {
         self->run_numbers = runs_before;
@@ -575,8 +659,16 @@ copier_add(Copier *self, PyObject *record)
         return NULL;
     }
     self->rows = row + 1;
-    return PyBool_FromLong(self->rows == self->capacity ||
-                           self->run_numbers / NUMBERS_A_RUN >= self->max_runs);
+    bool full = self->rows == self->capacity || self->run_numbers / NUMBERS_A_RUN >= self->max_runs;
+    if (full || self->rows - self->written == WAITING)
+        write_columns(self);
+    if (full) {
+        PyObject *done = PyObject_CallNoArgs(self->on_full);
+        if (done == NULL)
+            return NULL;
+        Py_DECREF(done);
+    }
+    Py_RETURN_NONE;
 }
 
 static PyObject *
@@ -584,8 +676,11 @@ copier_take(Copier *self, PyObject *Py_UNUSED(none))
 {
     if (is_copying(self))
         return NULL;
+    if (self->ready)
+        write_columns(self);
     PyObject *missing = PyList_New(self->times), *values = PyList_New(self->others), *runs = NULL;
-    if (missing == NULL || values == NULL)
+    PyObject *spans = self->spans ? Py_NewRef(self->spans) : PyList_New(0);
+    if (missing == NULL || values == NULL || spans == NULL)
         goto failed;
     for (Py_ssize_t i = 0; i < self->times; i++) {
         PyObject *mask = Py_None;
@@ -610,8 +705,9 @@ copier_take(Copier *self, PyObject *Py_UNUSED(none))
     release_target(self);
     forget_names(self);
     self->copying = false;
-    return Py_BuildValue("(NNN)", missing, values, runs);
+    return Py_BuildValue("(NNNN)", spans, missing, values, runs);
 failed:
+    Py_XDECREF(spans);
     Py_XDECREF(missing);
     Py_XDECREF(values);
     return NULL;
@@ -620,10 +716,11 @@ failed:
 static PyMethodDef copier_methods[] = {
     {"begin", (PyCFunction)copier_begin, METH_VARARGS,
      "begin(times_us, counts, codes, runs_each, max_runs): copy to these arrays from now on."},
-    {"add", (PyCFunction)copier_add, METH_O,
-     "add(record): copy it. Whether there is no room for more."},
+    {"add", (PyCFunction)(void (*)(void))copier_add, METH_FASTCALL,
+     "add(record, configuration, phase): copy it, and call `on_full` if there is no room for more."},
     {"take", (PyCFunction)copier_take, METH_NOARGS,
-     "take(): masks of missing times, the values of each code, and the numbers of runs."},
+     "take(): where rows are from, masks of missing times, the values of each code, and the numbers"
+     " of runs."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -86,15 +86,18 @@ class Copier(Protocol):
         (rows,). `max_runs` runs of tokens make them full as well.
         """
 
-    def add(self, record: RequestRecord, /) -> bool:
-        """Whether it is full now. Raises ValueError for what does not fit into a column, here or
-        when the record is read, in `take` at the latest.
+    def add(self, record: RequestRecord, configuration: str, phase: str, /) -> None:
+        """Calls `on_full`, with which it was made, when that has made it full. Raises ValueError
+        for what does not fit into a column, here or when the record is read, in `take` at the
+        latest.
         """
 
-    def take(self) -> tuple[list[bytes | None], list[list[Any]], bytes]:
-        """Of the rows since `begin`: by time, a byte a row that is 1 where it is missing (None:
-        nowhere); by other column, the value of each code, in order of first appearance; and the
-        three numbers of each run, as doubles.
+    def take(
+        self,
+    ) -> tuple[list[columns.Span], list[bytes | None], list[list[Any]], bytes]:
+        """Of the rows since `begin`: where they are from; by time, a byte a row that is 1 where it
+        is missing (None: nowhere); by other column, the value of each code, in order of first
+        appearance; and the three numbers of each run, as doubles.
         """
 
 
@@ -106,20 +109,25 @@ class PythonCopier:
         "_capacity",
         "_codes",
         "_combinations",
+        "_configuration",
         "_copied",
         "_counts",
         "_held",
         "_in_block",
         "_max_runs",
         "_missing",
+        "_on_full",
         "_others",
+        "_phase",
         "_run_count",
         "_runs",
         "_runs_each",
+        "_spans",
         "_times_us",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, on_full: Callable[[], None]) -> None:
+        self._on_full = on_full
         #: Rows of numbers as they are packed, `_in_block` of them.
         self._block = bytearray(_BLOCK * _ROW_BYTES)
         self._held: list[RequestRecord] = []
@@ -147,18 +155,26 @@ class PythonCopier:
         self._runs = bytearray()
         self._copied = self._in_block = self._run_count = 0
         self._held.clear()
+        #: Of the last row.
+        self._configuration: str | None = None
+        self._phase: str | None = None
+        self._spans: list[columns.Span] = []
 
-    def add(self, record: RequestRecord) -> bool:
+    def add(self, record: RequestRecord, configuration: str, phase: str) -> None:
         held = self._held
         try:
             self._run_count += len(record.token_runs)
         except TypeError as error:
             raise _refusal([record]) from error
+        if configuration is not self._configuration or phase is not self._phase:
+            self._spans.append((configuration, phase, self.rows))
+            self._configuration, self._phase = configuration, phase
         held.append(record)
         full = self._copied + len(held) >= self._capacity or self._run_count >= self._max_runs
         if full or len(held) >= HELD:
             self._copy()
-        return full
+        if full:
+            self._on_full()
 
     def _copy(self) -> None:
         """What is held, of which nothing is then."""
@@ -203,7 +219,9 @@ class PythonCopier:
         self._counts[:, block] = numbers[:, len(_TIMES) :].view(np.int64).T
         self._in_block = 0
 
-    def take(self) -> tuple[list[bytes | None], list[list[Any]], bytes]:
+    def take(
+        self,
+    ) -> tuple[list[columns.Span], list[bytes | None], list[list[Any]], bytes]:
         self._copy()
         self._convert_block()
         rows, values = self._copied, []
@@ -215,7 +233,7 @@ class PythonCopier:
             values.append(list(numbers))
         masks = [None] * len(_TIMES) if self._missing is None else self._missing[:, :rows]
         missing = [None if each is None or not each.any() else each.tobytes() for each in masks]
-        return missing, values, bytes(self._runs)
+        return self._spans, missing, values, bytes(self._runs)
 
 
 def _refusal(held: list[RequestRecord]) -> ValueError:
@@ -240,12 +258,12 @@ try:
     require("results._request_rows")
     from results import _request_rows
 
-    def _c_copier() -> Copier:
+    def _c_copier(on_full: Callable[[], None]) -> Copier:
         return _request_rows.Copier(
-            RequestRecord, tuple(_SECONDS), tuple(_COUNTS), tuple(_OTHERS), "token_runs"
+            RequestRecord, tuple(_SECONDS), tuple(_COUNTS), tuple(_OTHERS), "token_runs", on_full
         )
 
-    make_copier: Callable[[], Copier] = _c_copier
+    make_copier: Callable[[Callable[[], None]], Copier] = _c_copier
 except ImportError:
     make_copier = PythonCopier
 
@@ -255,8 +273,12 @@ class RequestRows:
 
     __slots__ = ("_codes", "_copier", "_counts", "_runs_each", "_times_us", "add")
 
-    def __init__(self, copier: Copier | None = None) -> None:
-        self._copier = copier or make_copier()
+    def __init__(
+        self,
+        on_full: Callable[[], None],
+        make: Callable[[Callable[[], None]], Copier] = make_copier,
+    ) -> None:
+        self._copier = make(on_full)
         #: The copier's own, which is called for every request. A record that was handed in must not
         #: change any more.
         self.add = self._copier.add
@@ -274,25 +296,25 @@ class RequestRows:
         self._runs_each = np.empty(capacity, np.int64)
         self._copier.begin(self._times_us, self._counts, self._codes, self._runs_each, max_runs)
 
-    def take(self) -> tuple[list[pa.Array], list[pa.Array]]:
-        """The columns of requests.parquet after the first two, and those of tokens.parquet, of all
-        rows. What comes next is `begin`.
+    def take(self) -> tuple[list[pa.Array], list[pa.Array], list[pa.Array]]:
+        """The first two columns of requests.parquet and of tokens.parquet, the others of the one
+        and those of the other, of all rows. What comes next is `begin`.
         """
         rows = self._copier.rows
-        missing, values, runs = self._copier.take()
+        spans, missing, values, runs = self._copier.take()
         found = {}
         for name, times, absent in zip(_TIMES, self._times_us, missing, strict=True):
             mask = None if absent is None else np.frombuffer(absent, np.bool_)
-            found[name] = pa.array(times[:rows], mask=mask)
+            found[name] = columns.plain(times[:rows], mask)
         for name, numbers in zip(_COUNTS, self._counts, strict=True):
-            found[name] = pa.array(numbers[:rows], REQUESTS.field(name).type)
+            found[name] = columns.plain(numbers[:rows]).cast(REQUESTS.field(name).type)
         for name, codes, distinct in zip(_OTHERS, self._codes, values, strict=True):
-            found[name] = _coded(REQUESTS.field(name), pa.array(codes[:rows]), distinct)
+            found[name] = _coded(REQUESTS.field(name), columns.plain(codes[:rows]), distinct)
         timing, token_runs, gaps_us = columns.token_columns(
             self._runs_each[:rows], np.frombuffer(runs).reshape(-1, 3)
         )
         tokens = [found["id"], timing, found["first_token_us"], token_runs, gaps_us]
-        return [found[field.name] for field in _FIELDS], tokens
+        return columns.where(spans, rows), [found[field.name] for field in _FIELDS], tokens
 
 
 def _coded(field: pa.Field, codes: pa.Array, values: list[Any]) -> pa.Array:

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results import reader, tokens
+from results import columns, reader, tokens
 from results.growing import GrowingParquet, sound_length
 from results.recorder import Recorder
 from results.records import RequestRecord, Status
@@ -269,6 +269,20 @@ def test_gaps_over_all_tokens_and_their_percentile(tmp_path: Path) -> None:
     assert found.percentile(0.99) == pytest.approx(0.040)
     assert found.mean() == pytest.approx((90 * 0.02 + 0.2 + 9 * 0.04) / 100)
     assert not found.chunked
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(2e-6, 1), st.integers(2, 2000)), min_size=1))
+def test_one_run_each_is_kept_as_among_other_requests(
+    shapes: list[tuple[float, float, int]],
+) -> None:
+    alone = columns.token_columns(np.ones(len(shapes), np.int64), np.array(shapes, np.float64))
+    # A request without tokens is none that has one run.
+    each = np.append(np.ones(len(shapes), np.int64), 0)
+    among = columns.token_columns(each, np.array(shapes, np.float64))
+    for one, other in zip(alone, among, strict=True):
+        assert one.type == other.type
+        assert one.equals(other[: len(shapes)])
 
 
 def test_chunk_gaps_are_called_so(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -22,13 +23,14 @@ try:
     require("results._request_rows")
     from results import _request_rows, request_rows
 
-    def c_copier() -> Copier:
+    def c_copier(on_full: Callable[[], None]) -> Copier:
         return _request_rows.Copier(
             RequestRecord,
             tuple(request_rows._SECONDS),
             tuple(request_rows._COUNTS),
             tuple(request_rows._OTHERS),
             "token_runs",
+            on_full,
         )
 except ImportError:
     c_copier = None  # type: ignore[assignment]
@@ -105,22 +107,45 @@ def same(one: list[pa.Array], other: list[pa.Array]) -> bool:
     )
 
 
-def rows_of(make: Any, capacity: int = 64, max_runs: int = 1 << 20) -> RequestRows:
-    rows = RequestRows(make())
-    rows.begin(capacity, max_runs)
-    return rows
+class Rows(RequestRows):
+    """Knows how often they were full."""
+
+    def __init__(self, make: Any, capacity: int = 64, max_runs: int = 1 << 20) -> None:
+        self.fills = 0
+        super().__init__(self._full, make)
+        self.begin(capacity, max_runs)
+
+    def _full(self) -> None:
+        self.fills += 1
+
+
+def rows_of(make: Any, capacity: int = 64, max_runs: int = 1 << 20) -> Rows:
+    return Rows(make, capacity, max_runs)
+
+
+def no_more() -> None:
+    """Of a copier that is full."""
 
 
 @needs_c
 @settings(max_examples=200, deadline=None)
-@given(st.lists(records(), max_size=40), st.integers(1, 40), st.integers(1, 400))
-def test_both_copy_the_same(added: list[RequestRecord], capacity: int, max_runs: int) -> None:
+@given(
+    st.lists(st.tuples(records(), st.sampled_from("abc"), st.sampled_from("pq")), max_size=40),
+    st.integers(1, 40),
+    st.integers(1, 400),
+)
+def test_both_copy_the_same(
+    added: list[tuple[RequestRecord, str, str]], capacity: int, max_runs: int
+) -> None:
     python, c = (rows_of(make, capacity, max_runs) for make in (PythonCopier, c_copier))
-    for record in added:
-        full = python.add(record)
-        assert c.add(record) == full
+    fills = 0
+    for record, configuration, phase in added:
+        python.add(record, configuration, phase)
+        c.add(record, configuration, phase)
+        assert python.fills == c.fills
         assert python.rows == c.rows
-        if full:
+        if python.fills > fills:
+            fills = python.fills
             for one, other in zip(python.take(), c.take(), strict=True):
                 assert same(one, other)
             python.begin(capacity, max_runs)
@@ -144,8 +169,9 @@ def test_both_copy_more_than_a_block_of_changing_rows_the_same() -> None:
             verified=(None, True, False)[i % 3] if i > 5000 else None,
             token_runs=[(i * 0.1 + k, 0.001 * k, 3) for k in range(i % 9)],
         )
-        assert not python.add(record)
-        assert not c.add(record)
+        python.add(record, "a" if i < 5000 else "b", "p")
+        c.add(record, "a" if i < 5000 else "b", "p")
+    assert python.fills == c.fills == 0
     for one, other in zip(python.take(), c.take(), strict=True):
         assert same(one, other)
 
@@ -169,12 +195,12 @@ UNFIT = [
 @pytest.mark.parametrize(("field", "value"), UNFIT)
 def test_what_does_not_fit_is_refused(make: Any, field: str, value: Any) -> None:
     rows = rows_of(make)
-    rows.add(RequestRecord(1, 2.0, 3, 4, token_runs=[(1.0, 0.5, 3)]))
+    rows.add(RequestRecord(1, 2.0, 3, 4, token_runs=[(1.0, 0.5, 3)]), "a", "p")
     unfit = RequestRecord(2, 2.0, 3, 4)
     setattr(unfit, field, value)
 
     def record_it() -> None:
-        rows.add(unfit)
+        rows.add(unfit, "a", "p")
         rows.take()
 
     with pytest.raises(ValueError, match=f"{field} of request .* cannot be recorded"):
@@ -185,10 +211,10 @@ def test_what_does_not_fit_is_refused(make: Any, field: str, value: Any) -> None
 @pytest.mark.parametrize("time_s", [float("inf"), -float("inf"), 1e13])
 def test_a_time_of_too_many_microseconds_is_refused(make: Any, time_s: float) -> None:
     rows = rows_of(make)
-    rows.add(RequestRecord(1, 9.2e12, 3, 4))
+    rows.add(RequestRecord(1, 9.2e12, 3, 4), "a", "p")
 
     def record_it() -> None:
-        rows.add(RequestRecord(2, 2.0, 3, 4, ended_s=time_s))
+        rows.add(RequestRecord(2, 2.0, 3, 4, ended_s=time_s), "a", "p")
         rows.take()
 
     with pytest.raises(ValueError, match=r"cannot be recorded: -?(inf|1000)"):
@@ -203,12 +229,12 @@ def test_in_c_what_was_refused_leaves_no_trace(field: str, value: Any) -> None:
     unfit = copy.copy(good)
     setattr(unfit, field, value)
     unfit.ended_s = None
-    rows.add(good)
+    rows.add(good, "a", "p")
     with pytest.raises(ValueError):
-        rows.add(unfit)
+        rows.add(unfit, "a", "p")
     assert rows.rows == 1
-    rows.add(good)
-    requests, tokens = rows.take()
+    rows.add(good, "a", "p")
+    _, requests, tokens = rows.take()
     assert requests[0].to_pylist() == [1, 1]
     assert requests[-2].to_pylist() == [1_500_000, 1_500_000]
     assert [len(each) for each in tokens[3].to_pylist()] == [1, 1]
@@ -220,15 +246,15 @@ def test_a_field_that_a_record_lacks_is_an_error(make: Any) -> None:
     record = RequestRecord(1, 2.0, 3, 4)
     del record.status
     with pytest.raises(AttributeError, match="status"):
-        rows.add(record)
+        rows.add(record, "a", "p")
 
 
 @needs_c
 def test_a_copier_in_c_refuses_what_it_cannot_copy_to() -> None:
-    copier = c_copier()
+    copier = c_copier(no_more)
     record = RequestRecord(1, 2.0, 3, 4)
     with pytest.raises(ValueError, match="no room"):
-        copier.add(record)
+        copier.add(record, "a", "p")
     shapes: list[Any] = [((9, 4), "i8"), ((7, 4), "i8"), ((9, 4), "i4"), ((4,), "i8")]
     arrays = [np.empty(shape, kind) for shape, kind in shapes]
     for at in range(4):
@@ -237,9 +263,10 @@ def test_a_copier_in_c_refuses_what_it_cannot_copy_to() -> None:
         with pytest.raises(ValueError):
             copier.begin(*wrong, 9)
     rows = rows_of(c_copier, 1)
-    assert rows.add(record)
+    rows.add(record, "a", "p")
+    assert rows.fills == 1
     with pytest.raises(ValueError, match="no room"):
-        rows.add(record)
+        rows.add(record, "a", "p")
 
 
 @needs_c
@@ -252,7 +279,7 @@ def test_a_run_that_shrinks_while_it_is_copied_is_refused() -> None:
     run: list[Any] = [Shrinking(), 0.5, 3]
     rows = rows_of(c_copier)
     with pytest.raises(ValueError, match="token_runs"):
-        rows.add(RequestRecord(1, 2.0, 3, 4, token_runs=[run]))
+        rows.add(RequestRecord(1, 2.0, 3, 4, token_runs=[run]), "a", "p")
     assert rows.rows == 0
 
 
@@ -275,19 +302,21 @@ def test_code_of_an_array_that_is_given_back_cannot_begin_anew() -> None:
         ]
 
     refused: list[str] = []
-    copier = c_copier()
+    copier = c_copier(no_more)
     copier.begin(*arrays(Array), 9)
     copier.take()
     copier.begin(*arrays(Array), 9)
     copier.begin(*arrays(np.ndarray), 9)
     assert refused == ["a copy is under way"] * 2
-    assert not copier.add(RequestRecord(1, 2.0, 3, 4))
+    copier.add(RequestRecord(1, 2.0, 3, 4), "a", "p")
+    assert copier.rows == 1
 
 
 @needs_c
 def test_any_number_of_runs_may_be_the_most() -> None:
     copier = rows_of(c_copier, 4, 2**62)
-    assert not copier.add(RequestRecord(1, 2.0, 3, 4))
+    copier.add(RequestRecord(1, 2.0, 3, 4), "a", "p")
+    assert copier.rows == 1
 
 
 def counted(kept: list[Any]) -> list[int]:
@@ -304,15 +333,15 @@ def test_references_are_given_back() -> None:
     before = counted(kept)
     for _ in range(5):
         for _ in range(20):
-            rows.add(record)
+            rows.add(record, "a", "p")
         record.input_tokens = "x"  # type: ignore[assignment]
         with pytest.raises(ValueError):
-            rows.add(record)
+            rows.add(record, "a", "p")
         record.input_tokens = 3
     assert counted(kept) > before  # the session is kept, to be known again
     rows.take()
     assert counted(kept) == before
     rows.begin(10, 10)
-    rows.add(record)
+    rows.add(record, "a", "p")
     del rows
     assert counted(kept) == before
