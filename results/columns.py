@@ -113,7 +113,8 @@ def where(spans: Sequence[Span], rows: int) -> list[pa.Array]:
     ends = [first for _, _, first in spans[1:]] + [rows]
     counts = [end - first for (_, _, first), end in zip(spans, ends, strict=False)]
     return [
-        repeated([(each[at], n) for each, n in zip(spans, counts, strict=True)]) for at in (0, 1)
+        repeated(zip([configuration for configuration, _, _ in spans], counts, strict=True)),
+        repeated(zip([phase for _, phase, _ in spans], counts, strict=True)),
     ]
 
 

@@ -13,7 +13,7 @@ import io
 import mmap
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -136,35 +136,48 @@ class GrowingParquet:
         try:
             with (
                 _whole_or_as_before(self.path) as end,
-                _to_overwrite(self.path) as file,
+                _to_overwrite(self.path) as (file, descriptor),
                 pa.BufferedOutputStream(file, _WRITE_BYTES) as sink,
             ):
                 with self._writer(sink, self.schema.with_metadata(_PART)) as writer:
                     sink.flush()
-                    os.lseek(file.fileno(), end, os.SEEK_SET)
+                    os.lseek(descriptor, end, os.SEEK_SET)
                     writer.write_table(table, row_group_size=table.num_rows)
                 sink.flush()
                 part: pq.FileMetaData = writer.writer.metadata
-                os.lseek(file.fileno(), -_TAIL - part.serialized_size, os.SEEK_CUR)
+                os.lseek(descriptor, -_TAIL - part.serialized_size, os.SEEK_CUR)
                 self._metadata.append_row_groups(part)
                 sink.write(self._footer()[len(MAGIC) :])
                 sink.flush()
-                os.truncate(file.fileno(), sink.tell())
+                os.truncate(descriptor, sink.tell())
         except BaseException:
             self._metadata = pq.read_metadata(self.path)
             raise
 
 
 @contextmanager
-def _to_overwrite(path: Path) -> Iterator[pa.OSFile]:
-    """The file as it is, to write from its first byte on. One that may only be appended to is what
-    can be had without truncating it.
+def _to_overwrite(path: Path) -> Iterator[tuple[pa.NativeFile, int]]:
+    """The file as it is, to write from its first byte on, and its descriptor. One that may only be
+    appended to is what can be had without truncating it.
     """
     with pa.OSFile(str(path), "ab") as file:
-        flags = fcntl.fcntl(file.fileno(), fcntl.F_GETFL)
-        fcntl.fcntl(file.fileno(), fcntl.F_SETFL, flags & ~os.O_APPEND)
-        os.lseek(file.fileno(), 0, os.SEEK_SET)
-        yield file
+        descriptor = _descriptor(file, path)
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_APPEND)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield file, descriptor
+
+
+def _descriptor(file: pa.OSFile, path: Path) -> int:
+    """Of a file that is appended to; nothing else has it open so."""
+    with suppress(AttributeError):  # before pyarrow 24, of all that are written to
+        return int(file.fileno())
+    for each in (int(link.name) for link in Path("/proc/self/fd").iterdir()):
+        with suppress(OSError):  # the listing's own is closed
+            appends = fcntl.fcntl(each, fcntl.F_GETFL) & os.O_APPEND
+            if appends and os.path.samestat(os.fstat(each), path.stat()):
+                return each
+    raise OSError(f"{path} is not open")
 
 
 @contextmanager
