@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import signal
 import subprocess
@@ -113,7 +114,7 @@ def test_ctrl_c_while_a_command_is_imported_is_one_line(
     def interrupted(name: str) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.cli.main.importlib.import_module", interrupted)
+    monkeypatch.setattr(importlib, "import_module", interrupted)
     assert main(["run", "bench"]) == ExitCode.INTERRUPTED
     assert capsys.readouterr().err == "prfaas run: interrupted\n"
 
