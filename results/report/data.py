@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -175,7 +176,7 @@ def phase_begins(run: RunSummary) -> dict[str, float]:
     longest: dict[str, float] = {}
     for each in run.configurations:
         began_s = _began_s(run, each.name)
-        for phase, after in zip(each.phases, [*each.phases[1:], None], strict=True):
+        for phase, after in zip_longest(each.phases, each.phases[1:]):
             took_s = (phase.duration_s or 0.0) * run.scale.time
             if after is not None and phase.name in began_s and after.name in began_s:
                 took_s = max(took_s, began_s[after.name] - began_s[phase.name])
@@ -193,7 +194,7 @@ def _scheduling(run: RunSummary, name: str) -> list[Event]:
     """
     found = run.configuration(name)
     began_s = _began_s(run, name)
-    if found is None or not began_s:
+    if found is None or not found.phases or not began_s:
         return []
     last = found.phases[-1]
     end_s = began_s.get(last.name, 0.0) + (last.duration_s or np.inf) * run.scale.time

@@ -312,6 +312,22 @@ def test_two_runs_on_one_page_and_one_of_them_interrupted(run: Path) -> None:
     assert text.count("INCOMPLETE") == 1
 
 
+def test_a_run_that_was_interrupted_before_its_first_phase_has_a_page(
+    run: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run"
+    copy.mkdir()
+    found = summary.read(run)
+    facts = {"scheduling": [[0.1, "pd-3 -> prefill"]], "phase_began_s": {"capacity": 0.0}}
+    nothing = tuple(replace(each, phases=()) for each in found.configurations)
+    cut = replace(
+        found, configurations=nothing, complete=False, extra={"fleets": {"prfaas": facts}}
+    )
+    (copy / "summary.json").write_text(summary.to_json(cut))
+    assert main(["report", str(copy), "--no-png"]) == 0
+    assert "INCOMPLETE" in (copy / "report.html").read_text()
+
+
 def test_emulate_and_simulate_of_one_experiment_are_held_against_each_other(run: Path) -> None:
     loaded = data.load(run)
     simulated = replace(loaded, summary=replace(loaded.summary, mode="simulate"))
