@@ -8,7 +8,8 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 
 from harness.errors import ExitCode
@@ -59,12 +60,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    try:
+    with _ended_at_once(f"prfaas {chosen}"):
         options = _options(arguments, chosen)
-        return _run(options) if options.command is not None else int(ExitCode.USAGE)
-    except KeyboardInterrupt:
-        print(f"prfaas {chosen}: interrupted", file=sys.stderr)
-        return int(ExitCode.INTERRUPTED)
+    return _run(options) if options.command is not None else int(ExitCode.USAGE)
+
+
+@contextmanager
+def _ended_at_once(program: str) -> Iterator[None]:
+    """Ctrl-C in the block ends the process there. What is imported may take an exception for one of
+    its own, and go on or tell of another; and there is nothing yet to be written."""
+
+    def end(number: int, frame: object) -> None:
+        os.write(sys.stderr.fileno(), f"{program}: interrupted\n".encode())
+        os._exit(ExitCode.INTERRUPTED)
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # ignored, say
+        return
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _options(arguments: Sequence[str], chosen: str | None) -> argparse.Namespace:
@@ -110,6 +127,9 @@ def _run(options: argparse.Namespace) -> int:
         # The interpreter flushes once more at its end, to where that cannot fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _NOBODY_READS
+    except KeyboardInterrupt:
+        print(f"prfaas {options.command}: interrupted", file=sys.stderr)
+        return int(ExitCode.INTERRUPTED)
     except Exception as error:
         # A class with an `exit_code` is written for the user, in whichever package it is defined.
         exit_code = getattr(error, "exit_code", None)
