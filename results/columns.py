@@ -23,9 +23,7 @@ _TIMINGS = pa.array(["runs", "gaps", "chunks", ""])
 
 
 def plain(values: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Numbers where they lie, one after the other. `pa.array` would do the same, but imports pandas
-    first where that is installed, which takes as long as recording 100,000 requests.
-    """
+    """Numbers where they lie, one after the other; null where they are missing."""
     valid = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(values)])
