@@ -194,7 +194,9 @@ async def _supervised(
 
     def interrupt() -> None:
         if comparison.stop.is_set():
+            say("interrupted again: what is in flight is cut off")
             task.cancel()
+            return
         comparison.stop.set()
         say("interrupted: no new requests; what is in flight ends first (again to cut it off)")
 

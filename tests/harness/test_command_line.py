@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from harness import execution
 from harness.cli.main import COMMANDS, main
+from harness.comparison import Comparison
 from harness.errors import ExitCode
 from harness.measure import run_phase
 from results import reader, summary
@@ -152,6 +155,21 @@ def test_a_run_that_is_told_to_end_keeps_what_it_has(
     (run,) = tmp_path.iterdir()
     assert not (run / "complete").exists()
     assert (run / "run.json").exists()
+
+
+async def test_a_second_ctrl_c_in_real_time_says_that_it_cuts_off() -> None:
+    said: list[str] = []
+    recorder: Any = None  # asked for nothing so soon
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        for at_s in (0.0, 0.01):
+            loop.call_later(at_s, os.kill, os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60.0)
+
+    with pytest.raises(asyncio.CancelledError):
+        await execution._supervised(work(), Comparison(), recorder, said.append)
+    assert [line.split(":")[0] for line in said] == ["interrupted", "interrupted again"]
 
 
 def test_kill_9_keeps_the_phases_that_have_ended(
