@@ -145,13 +145,13 @@ from results.records import RequestRecord
 from results.request_rows import RequestRows
 
 def make():
-    rows = RequestRows()
+    rows = RequestRows(lambda: None)
     rows.begin(8, 1 << 20)
     record = RequestRecord(0, 0.0, 1, 1)
     record.token_runs = [(1.0, 0.5, 2)] * 3000
 
     def work():
-        rows.add(record)
+        rows.add(record, "prfaas", "capacity")
 
     def go_on():
         work()
