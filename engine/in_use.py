@@ -45,7 +45,7 @@ _ASK = _mallinfo()
 def in_use_bytes() -> int | None:
     """Handed out and not given back, by the C library and by the interpreter; None where the former
     does not say. Memory that was mapped otherwise (a shared arena, libraries' code) is not in it.
-    Takes some 50 us."""
+    Takes 2 us in a small process, 26 in a worker."""
     if _ASK is None:
         return None
     heap = _ASK()
