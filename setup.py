@@ -1,7 +1,7 @@
 """Builds the modules in C where there is a compiler; without one each has its twin in Python.
 
-A module in C lies beside its twin and has the same name with an underscore. All else about the
-package is in pyproject.toml.
+A module in C lies beside its twin, or what chooses between the two, and has the same name with an
+underscore. All else about the package is in pyproject.toml.
 """
 
 from hashlib import sha256

@@ -46,12 +46,13 @@ _NATIVE = {
     "batch": "harness.instances._modelled_macro",
     "order": "harness._ordering",
     "rows": "results._request_rows",
+    "tls": "engine.transport._tls_records",
 }
 
 
 @functools.cache
 def native() -> str:
-    """Which modules in C are in use: `clock, batch, order, rows` or `none`.
+    """Which modules in C are in use: `clock, batch, order, rows, tls` or `none`.
 
     Figures of speed with and without them are not alike.
     """

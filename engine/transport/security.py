@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.transport import libssl
 from engine.transport.tls import Stream, TlsSocket, Wrap
 from engine.transport.tls_memory import MemoryTls
 
@@ -81,29 +80,29 @@ def _context(security: Security, protocol: int) -> ssl.SSLContext:
 
 
 def tls_ends(security: Security, server_side: bool) -> Wrap:
-    """What makes this side's end of connections: by libssl where there is one (`tls_chain`), else
-    by Python's `ssl` (`tls_memory`). Raises SecurityError."""
+    """What makes this side's end of connections: `tls_records` where it is to be had, else
+    `tls_memory`. Raises SecurityError."""
     context = _context(
         security, ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT
     )
-    library = libssl.load()
-    if library is None:
-        return lambda raw: MemoryTls(raw, context, server_side)
-    # It brings NumPy and an X.509 parser, 9 MiB that a plain data plane has no use for.
-    from engine.transport.tls_chain import ChainContext
-
+    # Not before: it brings an X.509 parser and an OpenSSL, 9 MiB of no use to a plain data plane.
     try:
-        return ChainContext(
-            library, security.certificate, security.key, security.authority, server_side
-        )
+        from engine.transport.tls_records import RecordsContext
+    except ImportError:
+        return lambda raw: MemoryTls(raw, context, server_side)
+    try:
+        return RecordsContext(security.certificate, security.key, security.authority, server_side)
     except ssl.SSLError as error:
         raise SecurityError(f"{security.certificate}: {error}") from error
 
 
 def tls_by() -> str:
     """What `tls_ends` uses here, in words."""
-    library = libssl.load()
-    return "Python's ssl" if library is None else f"libssl ({library.version})"
+    try:
+        from engine.transport.tls_records import VERSION
+    except ImportError:
+        return f"Python's ssl ({ssl.OPENSSL_VERSION})"
+    return f"cryptography's {VERSION}, in C"
 
 
 def peer_identity(sock: Stream) -> str:

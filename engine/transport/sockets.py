@@ -133,13 +133,7 @@ def send_views(sock: Stream, views: Sequence[memoryview | bytes]) -> None:
 def receive_views(sock: Stream, views: Sequence[memoryview]) -> None:
     """Fill all views, blocking. Raises ConnectionResetError at end of stream."""
     if isinstance(sock, TlsSocket):
-        for view in views:
-            at = 0
-            while at < len(view):
-                count = sock.recv_into(view[at:])
-                if not count:
-                    raise ConnectionResetError("closed")
-                at += count
+        sock.recv_views(views)
         return
     pending: list[memoryview] = list(views)
     while pending:

@@ -1,66 +1,148 @@
 """TLS over a connected TCP socket, as the transport uses it.
 
-Two implementations speak the same TLS 1.3: `tls_chain` moves a chunk of many records in one call of
-OpenSSL, `tls_memory` does with what Python's `ssl` offers. A `TlsSocket` is used by one thread at a
-time (OpenSSL objects are not safe for two); `shutdown` is for any.
+Two implementations speak the same TLS 1.3: `tls_records` moves a chunk of many records in one call,
+`tls_memory` does with what Python's `ssl` offers. A `TlsSocket` is used by one thread at a time
+(OpenSSL's objects are not safe for two); `shutdown` is for any.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 Buffer = bytes | bytearray | memoryview
 
+#: Payload sealed before it is sent: its records stay in a core's cache.
+PIECE_BYTES = 1 << 18
+
 
 class TlsSocket(ABC):
     """The part of a socket's interface that the transport uses; `raw` carries the records.
 
-    A peer that ends the connection without TLS's own farewell is told by `recv` as an ended stream:
-    the framing has lengths and a digest, so nothing is taken for whole that was cut off.
+    A peer that ends the connection without TLS's own farewell is told as an ended stream: the
+    framing has lengths and a digest, so nothing is taken for whole that was cut off.
     """
 
     def __init__(self, raw: socket.socket) -> None:
         self.raw = raw
-
-    @abstractmethod
-    def handshake(self, timeout_s: float) -> None:
-        """Raises ssl.SSLError, TimeoutError however the bytes drip in, ConnectionResetError."""
+        #: Of the `send` in progress: sealed, and not all of it out.
+        self._sealed_bytes = 0
 
     @abstractmethod
     def identity(self) -> str:
         """Common name of the verified peer; after the handshake."""
 
+    @abstractmethod
+    def cipher(self) -> str:
+        """Name of the cipher suite; after the handshake."""
+
+    # --- records -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def negotiate(self) -> bool:
+        """Go on with the handshake. False: what it has to say waits for a `flush`, then it needs
+        records of the peer (`fill`). Raises ssl.SSLError."""
+
+    @abstractmethod
+    def seal(self, data: Buffer) -> None:
+        """Its records wait for a `flush`."""
+
+    @abstractmethod
+    def open(self, view: memoryview) -> int | None:
+        """How many bytes of records that have come it put into `view`, which has room; None: there
+        is no whole record; 0: the stream has ended. Raises ssl.SSLError."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Send all records that wait. Raises BlockingIOError, TimeoutError: some still do."""
+
+    @abstractmethod
+    def fill(self) -> int:
+        """Read records, where `open` or `negotiate` found none; their bytes, 0 at the end of the
+        stream. Raises BlockingIOError, TimeoutError."""
+
     # --- blocking ----------------------------------------------------------------------------
+
+    def handshake(self, timeout_s: float) -> None:
+        """Raises ssl.SSLError, TimeoutError however the bytes drip in, ConnectionResetError."""
+        deadline_s = time.monotonic() + timeout_s
+        over = False
+        while not over:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("the TLS handshake took too long")
+            self.raw.settimeout(left_s)
+            try:
+                over = self.negotiate()
+            except ssl.SSLError:
+                with contextlib.suppress(OSError):
+                    self.flush()  # the peer is told why
+                raise
+            self.flush()
+            if not over and not self.fill():
+                raise ConnectionResetError("closed during the TLS handshake")
+        self.raw.settimeout(timeout_s)
 
     def sendall(self, data: Buffer) -> None:
         self.send_views([data])
 
-    @abstractmethod
     def send_views(self, views: Sequence[Buffer]) -> None:
         """All bytes of all views, small ones together."""
+        waiting_bytes = 0
+        for view in views:
+            for at in range(0, len(view), PIECE_BYTES):
+                piece = view[at : at + PIECE_BYTES]
+                self.seal(piece)
+                waiting_bytes += len(piece)
+                if waiting_bytes >= PIECE_BYTES:
+                    self.flush()
+                    waiting_bytes = 0
+        self.flush()
 
-    @abstractmethod
+    def recv_views(self, views: Sequence[memoryview]) -> None:
+        """Fill all views. Raises ConnectionResetError where the stream ends before."""
+        for view in views:
+            at = 0
+            while at < len(view):
+                count = self._recv_into(view[at:])
+                if not count:
+                    raise ConnectionResetError("closed")
+                at += count
+
     def recv(self, size: int) -> bytes:
         """At most `size` bytes; none at the end of the stream. Of a non-blocking socket raises
         BlockingIOError where nothing is there."""
+        room = bytearray(size)
+        return bytes(room[: self._recv_into(memoryview(room))]) if size else b""
 
-    @abstractmethod
-    def recv_buffered(self, size: int) -> bytes:
-        """Of a non-blocking socket: what has come already, though a selector does not know of it;
-        nothing where nothing has or the stream has ended."""
-
-    @abstractmethod
-    def recv_into(self, view: memoryview) -> int:
-        """See `recv`; returns how many bytes it wrote into `view`."""
+    def _recv_into(self, view: memoryview) -> int:
+        while (count := self.open(view)) is None:
+            if not self.fill():
+                return 0
+        return count
 
     # --- non-blocking ------------------------------------------------------------------------
 
-    @abstractmethod
+    def recv_buffered(self, size: int) -> bytes:
+        """What has come already, though a selector does not know of it; nothing where nothing has
+        or the stream has ended."""
+        room = bytearray(size)
+        return bytes(room[: self.open(memoryview(room)) or 0])
+
     def send(self, data: bytes | bytearray) -> int:
         """How many bytes of `data` were sent. Raises BlockingIOError where records of it wait for
         room: call again with the same bytes in front."""
+        if not self._sealed_bytes:
+            part = data[:PIECE_BYTES]
+            self.seal(part)
+            self._sealed_bytes = len(part)
+        self.flush()
+        sent, self._sealed_bytes = self._sealed_bytes, 0
+        return sent
 
     # --- the socket below --------------------------------------------------------------------
 

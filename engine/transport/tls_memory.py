@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import socket
 import ssl
-import time
-from collections.abc import Sequence
 from typing import Any
 
-from engine.transport.tls import Buffer, TlsSocket
+from engine.transport.tls import PIECE_BYTES, Buffer, TlsSocket
 
-#: Payload sealed, and ciphertext read, at a time: what stays in a core's cache.
-PIECE_BYTES = 1 << 18
 #: A record's header, type byte and tag, for as many records as make up a piece.
 _ROOM_BYTES = PIECE_BYTES + 32 * (PIECE_BYTES >> 14)
 
@@ -29,30 +25,8 @@ class MemoryTls(TlsSocket):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._records = memoryview(bytearray(_ROOM_BYTES))
-        #: Records of the `send` in progress that did not fit, and how much payload they hold.
-        self._sealed = b""
-        self._sealed_payload = 0
-
-    def handshake(self, timeout_s: float) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                self._tls.do_handshake()
-            except ssl.SSLWantReadError:
-                self._send_pending()
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    raise TimeoutError("the TLS handshake took too long") from None
-                self.raw.settimeout(left_s)
-                if not self._fill():
-                    raise ConnectionResetError("closed during the TLS handshake") from None
-            except ssl.SSLError:
-                self._send_pending()  # the peer is told why
-                raise
-            else:
-                self._send_pending()
-                self.raw.settimeout(timeout_s)
-                return
+        #: Records on their way to the socket.
+        self._unsent = memoryview(b"")
 
     def identity(self) -> str:
         # Sequence of relative distinguished names, each a sequence of (name, value) pairs.
@@ -60,56 +34,36 @@ class MemoryTls(TlsSocket):
         pairs = [pair for part in subject for pair in part]
         return next((str(value) for name, value in pairs if name == "commonName"), "")
 
-    def send_views(self, views: Sequence[Buffer]) -> None:
-        for view in views:
-            for at in range(0, len(view), PIECE_BYTES):
-                self._tls.write(view[at : at + PIECE_BYTES])
-                if self._outgoing.pending >= PIECE_BYTES:
-                    self._send_pending()
-        self._send_pending()
+    def cipher(self) -> str:
+        known = self._tls.cipher()
+        return known[0] if known else ""
 
-    def recv(self, size: int) -> bytes:
-        while True:
-            try:
-                return self._tls.read(size)
-            except ssl.SSLWantReadError:
-                if not self._fill():
-                    return b""
-            except ssl.SSLZeroReturnError:
-                return b""
-
-    def recv_buffered(self, size: int) -> bytes:
+    def negotiate(self) -> bool:
         try:
-            return self._tls.read(size)
-        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
-            return b""
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        return True
 
-    def recv_into(self, view: memoryview) -> int:
-        while True:
-            try:
-                count: Any = self._tls.read(len(view), view)  # an int where a buffer is given
-                return int(count)
-            except ssl.SSLWantReadError:
-                if not self._fill():
-                    return 0
-            except ssl.SSLZeroReturnError:
-                return 0
+    def seal(self, data: Buffer) -> None:
+        self._tls.write(data)  # all of it: memory has room
 
-    def send(self, data: bytes | bytearray) -> int:
-        if not self._sealed:
-            self._sealed_payload = self._tls.write(data[:PIECE_BYTES])
-            self._sealed = self._outgoing.read()
-        while self._sealed:
-            sent = self.raw.send(self._sealed)
-            self._sealed = self._sealed[sent:]
-        return self._sealed_payload
+    def open(self, view: memoryview) -> int | None:
+        try:
+            count: Any = self._tls.read(len(view), view)  # an int where a buffer is given
+        except ssl.SSLWantReadError:
+            return None
+        except ssl.SSLZeroReturnError:
+            return 0
+        return int(count)
 
-    def _fill(self) -> int:
-        """Read records; 0 at the end of the stream."""
+    def flush(self) -> None:
+        while self._unsent or self._outgoing.pending:
+            if not self._unsent:
+                self._unsent = memoryview(self._outgoing.read())
+            self._unsent = self._unsent[self.raw.send(self._unsent) :]
+
+    def fill(self) -> int:
         count = self.raw.recv_into(self._records)
         self._incoming.write(self._records[:count])
         return count
-
-    def _send_pending(self) -> None:
-        if self._outgoing.pending:
-            self.raw.sendall(self._outgoing.read())

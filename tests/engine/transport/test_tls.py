@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
+import signal
 import socket
 import ssl
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.transport import libssl
 from engine.transport.certificates import make_authority, make_certificate
 from engine.transport.cipher import CipherRate, measure_cipher, median_rate
 from engine.transport.control import Pipe
@@ -27,9 +30,16 @@ from engine.transport.security import (
     tls_ends,
 )
 from engine.transport.sockets import receive_views, send_views, sever
-from engine.transport.tls import TlsSocket, Wrap
-from engine.transport.tls_chain import BUFFER_BYTES, SEND_BYTES, ChainContext, ChainedTls
-from engine.transport.tls_memory import PIECE_BYTES, MemoryTls
+from engine.transport.tls import PIECE_BYTES, TlsSocket, Wrap
+from engine.transport.tls_memory import MemoryTls
+
+try:
+    from engine.transport import tls_records
+    from engine.transport.tls_records import RecordsContext, RecordsTls
+except ImportError as absent:
+    NOT_IN_C = str(absent)
+else:
+    NOT_IN_C = ""
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +56,18 @@ def by_memory(security: Security, server_side: bool) -> Wrap:
     return lambda raw: MemoryTls(raw, context, server_side)
 
 
-def by_chain(security: Security, server_side: bool) -> Wrap:
-    if libssl.load() is None:
-        pytest.skip("no libssl 3 here")
+def by_records(security: Security, server_side: bool) -> Wrap:
+    if NOT_IN_C:
+        pytest.skip(NOT_IN_C)
     return tls_ends(security, server_side)
 
 
-KINDS = [(by_memory, by_memory), (by_chain, by_chain), (by_memory, by_chain), (by_chain, by_memory)]
+KINDS = [
+    (by_memory, by_memory),
+    (by_records, by_records),
+    (by_memory, by_records),
+    (by_records, by_memory),
+]
 Pair = tuple[TlsSocket, TlsSocket]
 
 
@@ -113,7 +128,7 @@ def test_the_end_of_a_stream_is_told(pair: Pair) -> None:
         receive_views(pair[1], [memoryview(bytearray(1))])
 
 
-@pytest.mark.parametrize("kind", [by_memory, by_chain])
+@pytest.mark.parametrize("kind", [by_memory, by_records])
 def test_a_handshake_that_does_not_come_is_bounded(
     kind: Any, securities: tuple[Security, Security]
 ) -> None:
@@ -124,7 +139,7 @@ def test_a_handshake_that_does_not_come_is_bounded(
             secure.handshake(0.05)
 
 
-@pytest.mark.parametrize("kind", [by_memory, by_chain])
+@pytest.mark.parametrize("kind", [by_memory, by_records])
 def test_a_peer_that_leaves_during_the_handshake_is_told(
     kind: Any, securities: tuple[Security, Security]
 ) -> None:
@@ -166,7 +181,7 @@ def test_a_stranger_is_refused(
     assert "verify" in str(caught[0]).lower()
 
 
-@pytest.mark.parametrize("kind", [by_memory, by_chain])
+@pytest.mark.parametrize("kind", [by_memory, by_records])
 def test_a_side_without_a_certificate_is_refused(
     kind: Any, securities: tuple[Security, Security]
 ) -> None:
@@ -182,7 +197,7 @@ def test_a_side_without_a_certificate_is_refused(
         thread.join()
 
 
-@pytest.mark.parametrize("kind", [by_memory, by_chain])
+@pytest.mark.parametrize("kind", [by_memory, by_records])
 def test_older_versions_are_refused(kind: Any, securities: tuple[Security, Security]) -> None:
     left, right = socket.socketpair()
     context = client_context(securities[0])
@@ -205,22 +220,29 @@ def _quietly(stream: TlsSocket) -> None:
 
 def test_a_key_of_another_certificate_is_refused(securities: tuple[Security, Security]) -> None:
     mixed = Security(securities[0].certificate, securities[1].key, securities[0].authority)
-    library = libssl.load()
-    if library is None:
-        pytest.skip("no libssl 3 here")
+    if NOT_IN_C:
+        pytest.skip(NOT_IN_C)
     with pytest.raises(ssl.SSLError, match="mismatch"):
-        ChainContext(library, mixed.certificate, mixed.key, mixed.authority, True)
+        RecordsContext(mixed.certificate, mixed.key, mixed.authority, True)
     with pytest.raises(SecurityError, match=r"source\.pem"):
         tls_ends(mixed, server_side=True)
 
 
-def test_without_libssl_python_s_own_is_used(
+def test_without_the_module_in_c_python_s_own_is_used(
     securities: tuple[Security, Security], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(libssl, "load", lambda: None)
+    monkeypatch.setitem(sys.modules, "engine.transport.tls_records", None)
     left, right = socket.socketpair()
     with left, right:
         assert isinstance(tls_ends(securities[0], server_side=False)(left), MemoryTls)
+
+
+def test_all_that_is_called_of_openssl_is_known_to_be_there() -> None:
+    if NOT_IN_C:
+        pytest.skip(NOT_IN_C)
+    source = Path(tls_records.__file__).read_text()
+    called = set(re.findall(r"\b_lib\.(\w+)", source))
+    assert called == set(tls_records._CALLED_FROM_PYTHON)
 
 
 def test_a_damaged_record_ends_the_connection(pair: Pair) -> None:
@@ -260,20 +282,66 @@ def test_a_closed_end_is_not_used(pair: Pair) -> None:
 def test_a_timeout_holds_for_reads_and_writes(pair: Pair) -> None:
     pair[0].settimeout(0.05)
     with pytest.raises(TimeoutError):
-        pair[0].recv_into(memoryview(bytearray(100_000)))
+        receive_views(pair[0], [memoryview(bytearray(100_000))])
     with pytest.raises(TimeoutError):
         pair[0].sendall(bytes(64 << 20))
+
+
+def test_a_signal_is_answered_while_a_read_waits(pair: Pair) -> None:
+    class Rung(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Rung
+
+    pair[1].settimeout(None)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Rung):
+            receive_views(pair[1], [memoryview(bytearray(1 << 20))])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("pair", [(by_records, by_records)], indirect=True, ids=["records"])
+def test_a_connection_is_used_by_one_thread_at_a_time(pair: Pair) -> None:
+    pair[1].settimeout(None)
+    room = memoryview(bytearray(8))
+    reading = threading.Thread(target=receive_views, args=(pair[1], [room]))
+    reading.start()
+    with pytest.raises(RuntimeError, match="another thread"):
+        while reading.is_alive():
+            pair[1].open(memoryview(bytearray(8)))
+            time.sleep(0.001)
+    pair[0].sendall(b"together")
+    reading.join(20.0)
+    assert bytes(room) == b"together"
+
+
+@pytest.mark.parametrize("pair", [(by_records, by_records)], indirect=True, ids=["records"])
+def test_what_is_no_memory_to_write_to_is_refused(pair: Pair) -> None:
+    """And what went before is not harmed."""
+    strange: Any = [memoryview(bytearray(4)), 5]
+    for views in (strange, [memoryview(b"read-only")]):
+        with pytest.raises((TypeError, BufferError)):
+            pair[1].recv_views(views)
+    with pytest.raises(TypeError):
+        pair[0].send_views(strange)
+    pair[0].sendall(b"whole")
+    assert pair[1].recv(5) == b"whole"
 
 
 def test_connections_that_are_over_are_freed(securities: tuple[Security, Security]) -> None:
     """Without a farewell on a descriptor that is another's by then."""
     left, right = socket.socketpair()
-    ends = [by_chain(securities[0], False)(left), by_chain(securities[1], True)(right)]
+    ends = [by_records(securities[0], False)(left), by_records(securities[1], True)(right)]
     thread = threading.Thread(target=ends[1].handshake, args=(20.0,))
     thread.start()
     ends[0].handshake(20.0)
     thread.join()
-    assert all(isinstance(end, ChainedTls) for end in ends)
+    assert all(isinstance(end, RecordsTls) for end in ends)
     number = left.fileno()
     left.close()
     other, watched = socket.socketpair()
@@ -289,11 +357,6 @@ def test_connections_that_are_over_are_freed(securities: tuple[Security, Securit
     other.close()
     watched.close()
     right.close()
-
-
-def test_what_send_seals_fits_into_the_buffer() -> None:
-    records = -(-SEND_BYTES // (1 << 14))
-    assert SEND_BYTES + 22 * records < BUFFER_BYTES
 
 
 def test_the_cipher_is_measured(securities: tuple[Security, Security]) -> None:
