@@ -18,6 +18,7 @@ RUN python3 -m venv .venv \
  && .venv/bin/python -m pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" "${TORCH}"
 
 COPY pyproject.toml setup.py README.md LICENSE ./
+COPY native native
 COPY workloads workloads
 COPY engine engine
 COPY results results

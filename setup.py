@@ -16,7 +16,7 @@ setup(
             [str(source)],
             # A product that is rounded only with its sum would differ from the twin's.
             extra_compile_args=["-O3", "-ffp-contract=off"],
-            # By which results/native.py knows a module that was built from another source.
+            # By which native knows a module that was built from another source.
             define_macros=[("SOURCE_SHA256", f'"{sha256(source.read_bytes()).hexdigest()}"')],
             # A failed build is a warning: what it would have built is faster, and nothing else.
             optional=True,

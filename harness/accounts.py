@@ -11,7 +11,7 @@ from typing import Protocol
 
 from harness.ordering import Busy
 from harness.ports import LinkSignals
-from results.native import require
+from native import require
 
 try:
     require("harness._ordering")

@@ -9,7 +9,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-from results.native import require
+from native import require
 
 
 @functools.cache

@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from native import require
 from results import columns
-from results.native import require
 from results.records import RequestRecord, TokenRun
 from results.schemas import REQUESTS
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.bindings._rust import _openssl
 from cryptography.x509.oid import NameOID
 
 from engine.transport.tls import Buffer, TlsSocket
-from results.native import require
+from native import require
 
 require("engine.transport._tls_records")
 from engine.transport._tls_records import Records  # noqa: E402

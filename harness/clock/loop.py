@@ -18,7 +18,7 @@ from contextvars import Context
 from typing import Any, NoReturn, TypeVar
 
 from harness.clock.waiting import describe_waiting
-from results.native import require
+from native import require
 
 try:
     require("harness.clock._timeline")

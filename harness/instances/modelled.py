@@ -23,7 +23,7 @@ from harness.ports import (
     PrefillJob,
     Role,
 )
-from results.native import require
+from native import require
 from workloads.request import Request
 
 try:

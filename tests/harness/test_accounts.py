@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from harness import ordering
 from harness.accounts import PrefillPool
-from results.native import require
+from native import require
 
 try:
     ordering_in_c = require("harness._ordering")

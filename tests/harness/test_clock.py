@@ -24,7 +24,7 @@ from harness.clock import (
 )
 from harness.clock import loop as loop_module
 from harness.clock.timeline import Timeline as PythonTimeline
-from results.native import require
+from native import require
 
 try:
     require("harness.clock._timeline")

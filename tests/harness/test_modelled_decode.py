@@ -20,7 +20,7 @@ from harness.instances.modelled_batch import StepClock, StepTimes
 from harness.instances.modelled_macro import MacroBatch as PythonBatch
 from harness.instances.modelled_steps import token_times
 from harness.ports import DecodeJob, InstanceLost, InstanceSpec, PrefillDone, RequestRejected, Role
-from results.native import require
+from native import require
 from workloads.request import Request
 
 try:

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from results.native import require
+from native import require
 
 COMMON = """
 import _testcapi

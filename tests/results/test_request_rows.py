@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.native import require
+from native import require
 from results.records import RequestRecord, Status
 from results.request_rows import Copier, PythonCopier, RequestRows
 

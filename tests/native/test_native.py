@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from results.native import require
+from native import require
 
 NAME = "package_with_c._made_in_c"
 
