@@ -1,12 +1,13 @@
 """What a process has in use rises with what it keeps, wherever that lies, and falls again."""
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from engine.in_use import in_use_bytes, kept_bytes
+from engine.in_use import BLOCK_BYTES, _small_blocks, in_use_bytes, kept_bytes
 
 MIB = 2**20
 
@@ -31,9 +32,16 @@ def test_small_objects_count_while_they_are_kept():
     before = used()
     kept = [(number, number) for number in range(100_000, 300_000)]
     grown = used() - before
-    assert 10 * MIB < grown < 60 * MIB  # 20 MiB of tuples and integers, and a list of pointers
+    # A tuple of two and an integer, in steps of 16 bytes, and a pointer to the tuple.
+    assert grown == pytest.approx(200_000 * (64 + 32 + 8), rel=0.05)
     kept.clear()
     assert used() - before < 2 * MIB
+
+
+def test_an_interpreter_that_does_not_tell_is_asked_for_the_number_of_its_blocks(monkeypatch):
+    monkeypatch.setattr(ctypes, "pythonapi", object())
+    by_number = _small_blocks()
+    assert by_number() == pytest.approx(sys.getallocatedblocks() * BLOCK_BYTES, rel=0.01)
 
 
 @pytest.mark.parametrize("arguments", [("--passes", "3"), ("--passes", "4", "--trim", "-1")])
