@@ -12,7 +12,6 @@ import gc
 import math
 import os
 import random
-import signal
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,8 +24,8 @@ import aiohttp
 from engine.in_use import in_use_bytes
 from harness import realtime
 from harness.chaos.holdings import FLOOR_S, Holdings
+from harness.chaos.inflict import SETTLE_S, Faults
 from harness.chaos.processes import command_of, descendants, family, held_by
-from harness.errors import NotReady
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.local import LocalFleet, LocalFleets
 from harness.fleets.worker_words import ORACLE
@@ -50,13 +49,10 @@ PAGES = 1024
 #: Likewise the harness: it remembers so many blocks, states, page names and events of each worker,
 #: at 2.5 to 8 new ones a second. The documents that are asked about have 100 blocks.
 DIRECTORY_ENTRIES = 256
-#: Between the end of a fault and the beginning of the next, seconds: at least, and at most.
-CALM_S = (3.0, 9.0)
 #: How often what the processes hold is looked at.
 LOOK_S = 5.0
 #: A worker that does not say within so long what it has in use is stopped: not this time.
 SAY_S = 1.0
-SETTLE_S = 30.0
 DRAIN_S = 90.0
 #: The other end of a cache tells of it within so long, or was killed first.
 HALF_S = 60.0
@@ -172,12 +168,13 @@ async def _soak(
             prefixes=fleet.prefixes,
             copier=fleet.copier,
         )
-        state = _Soak(fleet, router, random.Random(seed), report, say)
+        state = _Soak(fleet, router, report)
+        faults = Faults(fleet, state.names, state.cancel_two, random.Random(seed), say)
         phase = Phase("soak", REQUEST_RATE, 0.0, seconds * fleet.scale.time_scale)
         expected = len(descendants(os.getpid()))
         holdings = Holdings()
         began_s = loop.time()
-        faults = loop.create_task(state.inflict(began_s + seconds))
+        inflicting = loop.create_task(faults.inflict(began_s + seconds))
         beside = [
             loop.create_task(state.look(holdings)),
             loop.create_task(state.verify()),
@@ -191,10 +188,10 @@ async def _soak(
         )
         loading = loop.create_task(load)
         # Without its faults a soak shows nothing: it ends with whichever fails first.
-        await asyncio.gather(loading, faults)
+        await asyncio.gather(loading, inflicting)
         report.counts = loading.result()
         report.seconds = loop.time() - began_s
-        await state.settle()
+        await state.settle(faults)
         for task in beside:
             if task.done():
                 task.result()
@@ -208,6 +205,8 @@ async def _soak(
             report.fetches_failed = fleet.copier.figures.failed
         report.stalled_s = fleet.facts()["stalled_s"]
         report.processes = len(descendants(os.getpid()))
+        report.faults = faults.done
+        report.violations += faults.violations
         _judge(report, holdings, expected)
     finally:
         await fleet.close()
@@ -226,30 +225,19 @@ def _judge(report: Report, holdings: Holdings, expected_processes: int) -> None:
 
 
 class _Soak:
-    """Load and faults on one fleet."""
+    """Load on one fleet, and what is seen of it meanwhile."""
 
-    def __init__(
-        self,
-        fleet: LocalFleet,
-        router: Router,
-        dice: random.Random,
-        report: Report,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, fleet: LocalFleet, router: Router, report: Report) -> None:
         self._fleet = fleet
         self._router = router
-        self._dice = dice
         self._report = report
-        self._say = say
         self._clients: dict[asyncio.Task[Any], int] = {}
         self._cancelled: set[int] = set()
         self._kept: dict[int, Request] = {}
         self._to_verify: asyncio.Queue[tuple[Request, list[int]]] = asyncio.Queue()
         #: Digests told by one end of a cache so far, and when (loop seconds).
         self._digests: dict[tuple[str, int, int, str], tuple[str | None, float]] = {}
-        self._names = [name for name in fleet.instances if name != ORACLE]
-        #: Whom a fault may end now.
-        self._victims = self._names
+        self.names = [name for name in fleet.instances if name != ORACLE]
 
     # --- load --------------------------------------------------------------------------------
 
@@ -308,7 +296,7 @@ class _Soak:
                 # itself where so many objects live as long as the process.
                 gc.collect()
                 collected_s = loop.time()
-            names = {self._fleet.pid(name): name for name in (*self._names, ORACLE)}
+            names = {self._fleet.pid(name): name for name in (*self.names, ORACLE)}
             said = dict(zip(names, await self._in_use(list(names.values())), strict=True))
             mine = replace(held_by(own), in_use_bytes=in_use_bytes())
             holdings.note(loop.time(), "harness", own, mine)
@@ -364,77 +352,10 @@ class _Soak:
 
     # --- faults ------------------------------------------------------------------------------
 
-    async def inflict(self, until_s: float) -> None:
-        """One fault after the other; each has healed before the next begins.
-
-        Processes end in one half of the time only, every second worker in the first: each has a
-        life that is long enough to tell whether its memory is flat.
-        """
-        loop = asyncio.get_running_loop()
-        kinds = [self._kill, self._stop, self._cut, self._cancel]
-        half_s = (loop.time() + until_s) / 2
-        self._victims = self._names[::2]
-        while loop.time() < until_s:
-            await asyncio.sleep(self._dice.uniform(*CALM_S))
-            if loop.time() >= half_s and len(self._names) > 1:
-                self._victims = self._names[1::2]
-            kind = self._dice.choice(kinds)
-            name = kind.__name__.strip("_")
-            self._report.faults[name] = self._report.faults.get(name, 0) + 1
-            await kind()
-
-    async def _kill(self) -> None:
-        name = self._dice.choice(self._victims)
-        self._say(f"kill {name}")
-        with suppress(ProcessLookupError):
-            os.kill(self._fleet.pid(name), signal.SIGKILL)
-        await asyncio.sleep(self._dice.uniform(0.2, 1.5))
-        await self._recover(name)
-
-    async def _stop(self) -> None:
-        name = self._dice.choice(self._victims)
-        pid = self._fleet.pid(name)
-        self._say(f"stop {name}")
-        os.kill(pid, signal.SIGSTOP)
-        await asyncio.sleep(self._dice.uniform(0.2, 4.0))
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-        # Whoever watches may have given it up meanwhile, or be about to.
-        await asyncio.sleep(0.5)
-        await self._recover(name)
-
-    async def _cut(self) -> None:
-        link = self._fleet.link
-        if link is None:
-            return
-        whole = link.shape
-        down = replace(
-            whole,
-            forward=replace(whole.forward, down=True),
-            reverse=replace(whole.reverse, down=True),
-        )
-        self._say("cut the link")
-        await link.apply(down)
-        await asyncio.sleep(self._dice.uniform(0.2, 3.0))
-        await link.apply(whole)
-
-    async def _cancel(self) -> None:
-        self._say("cancel two requests")
+    def cancel_two(self) -> None:
         for task in list(self._clients)[:2]:
             self._cancelled.add(self._clients[task])
             task.cancel()
-
-    async def _recover(self, name: str) -> None:
-        """Start it again if it is lost; a start that fails is tried again."""
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + SETTLE_S
-        while self._remote(name).lost:
-            try:
-                await self._fleet.restart(name)
-            except NotReady as error:
-                if loop.time() > end_s:
-                    self._report.violations.append(f"{name} did not come back: {error}")
-                    return
 
     def _remote(self, name: str) -> RemoteInstance:
         instance = self._fleet.instances[name]
@@ -443,18 +364,18 @@ class _Soak:
 
     # --- the end -----------------------------------------------------------------------------
 
-    async def settle(self) -> None:
+    async def settle(self, faults: Faults) -> None:
         """Wait until nothing is held anywhere; what still is then has leaked."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + SETTLE_S
-        while (left := await self._left()) and loop.time() < end_s:  # noqa: ASYNC110 - polled
+        while (left := await self._left(faults)) and loop.time() < end_s:  # noqa: ASYNC110 - polled
             await asyncio.sleep(0.5)
         self._report.violations += left
 
-    async def _left(self) -> list[str]:
+    async def _left(self, faults: Faults) -> list[str]:
         left = []
-        for name in self._names:
-            await self._recover(name)
+        for name in self.names:
+            await faults.recover(name)
             stats = await self._remote(name).stats()
             for what in ("leases", "arrivals", "jobs", "waiting", "running"):
                 if stats[what]:

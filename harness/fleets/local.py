@@ -193,6 +193,16 @@ class LocalFleet:
         """Of the worker's process, in its present life."""
         return self._workers[name].pid
 
+    def exit_status(self, name: str) -> int | None:
+        """Of the worker's process, negative for a signal; None while it lives."""
+        return self._workers[name].exit_status
+
+    def lost(self, name: str) -> bool:
+        """Whether the worker ended or fell silent, and has not been started again."""
+        instance = self.instances[name]
+        assert isinstance(instance, RemoteInstance)
+        return instance.lost
+
     async def restart(self, name: str) -> None:
         """Start a lost worker again, empty, at its address and in the role it had. Raises NotReady,
         and then it is still lost."""
