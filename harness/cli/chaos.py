@@ -25,6 +25,9 @@ examples:
 Exit code 1: an invariant was broken (a bug), or a planted fault was not noticed.
 """
 
+SEEDS = 200
+MINUTES = 5.0
+
 
 class InvariantBroken(CommandError):
     """A campaign found a bug."""
@@ -41,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="virtual time in one process, or real workers and links (default: virtual)",
     )
     parser.add_argument(
-        "--seeds", type=int, default=200, metavar="N", help="campaigns to run (default: 200)"
+        "--seeds", type=int, metavar="N", help=f"campaigns to run (default: {SEEDS})"
     )
     parser.add_argument(
         "--first", type=int, default=0, metavar="SEED", help="first seed (default: 0)"
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="processes to run them in (default: 1)"
+        "--jobs", type=int, metavar="N", help="processes to run them in (default: 1)"
     )
     parser.add_argument("--seed", type=int, metavar="SEED", help="run this seed alone")
     parser.add_argument(
@@ -63,21 +66,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minutes",
         type=float,
-        default=5.0,
         metavar="M",
-        help="with --mode emulate: how long faults are injected (default: 5)",
+        help=f"with --mode emulate: how long faults are injected (default: {MINUTES:g})",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
+    own = {"virtual": ("seeds", "jobs", "explain", "planted"), "emulate": ("minutes",)}
+    for mode, names in own.items():
+        for name in names:
+            if mode != options.mode and getattr(options, name) not in (None, False):
+                raise BadInput(f"--{name} is for --mode {mode}")
+    options.seeds = SEEDS if options.seeds is None else options.seeds
+    options.jobs = 1 if options.jobs is None else options.jobs
+    options.minutes = MINUTES if options.minutes is None else options.minutes
     if options.seeds < 1 or options.jobs < 1 or not 0.0 < options.minutes < math.inf:
         raise BadInput("--seeds, --jobs and --minutes must be positive and finite")
     if options.explain and options.seed is None:
         raise BadInput("--explain tells the story of one seed: give --seed")
     if options.mode == "emulate":
-        if options.explain or options.planted is not None:
-            raise BadInput("--explain and --planted are for --mode virtual")
         return _emulate(options)
     _need_engine()
     if options.seed is not None:

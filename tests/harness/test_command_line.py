@@ -51,8 +51,10 @@ def test_help_fits_a_terminal(
         (["chaos", "--seeds", "0"], "must be positive"),
         (["chaos", "--mode", "emulate", "--minutes", "nan"], "must be positive and finite"),
         (["chaos", "--mode", "emulate", "--minutes", "inf"], "must be positive and finite"),
-        (["chaos", "--mode", "emulate", "--planted"], "are for --mode virtual"),
-        (["chaos", "--mode", "emulate", "--seed", "1", "--explain"], "are for --mode virtual"),
+        (["chaos", "--mode", "emulate", "--planted"], "--planted is for --mode virtual"),
+        (["chaos", "--mode", "emulate", "--seed", "1", "--explain"], "--explain is for --mode"),
+        (["chaos", "--mode", "emulate", "--seeds", "5"], "--seeds is for --mode virtual"),
+        (["chaos", "--minutes", "5"], "--minutes is for --mode emulate"),
     ],
 )
 def test_what_is_missing_or_wrong_is_said_in_one_line(
