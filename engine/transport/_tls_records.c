@@ -181,8 +181,7 @@ seal(Records *self, const char *payload, Py_ssize_t size)
     return DONE;
 }
 
-/* Payload of records that have come, until `size` or no record is left. DONE: *count of at least
- * one byte. */
+/* Payload of records that have come, *count bytes: DONE: `size` of them, else why no more. */
 static Outcome
 open_records(Records *self, char *payload, Py_ssize_t size, Py_ssize_t *count)
 {
@@ -195,8 +194,7 @@ open_records(Records *self, char *payload, Py_ssize_t size, Py_ssize_t *count)
             at += got;
             continue;
         }
-        if (at > 0)
-            break; /* the next call meets it again */
+        *count = at;
         int why = self->ssl_get_error(self->ssl, got);
         return why == WANT_READ ? NOTHING : why == ZERO_RETURN ? ENDED : PROTOCOL;
     }
@@ -361,8 +359,15 @@ records_open(Records *self, PyObject *room)
         return NULL;
     Py_ssize_t count = 0;
     Outcome outcome = DONE;
-    bool done = enter(self) &&
-                leave(self, outcome = open_records(self, view.buf, view.len, &count));
+    bool done = enter(self);
+    if (done) {
+        outcome = open_records(self, view.buf, view.len, &count);
+        if (count > 0) { /* handed over first: the next call meets the end or the failure again */
+            self->err_clear_error();
+            outcome = DONE;
+        }
+        done = leave(self, outcome);
+    }
     PyBuffer_Release(&view);
     if (!done)
         return NULL;

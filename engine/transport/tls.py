@@ -29,6 +29,9 @@ class TlsSocket(ABC):
 
     def __init__(self, raw: socket.socket) -> None:
         self.raw = raw
+        #: What a listening side says last, tickets, leaves with its first answer: a dialling side
+        #: that sends and closes would leave them unread, and its close would drop what it sent.
+        self._listens = False
         #: Of the `send` in progress: sealed, and not all of it out.
         self._sealed_bytes = 0
 
@@ -82,7 +85,8 @@ class TlsSocket(ABC):
                 with contextlib.suppress(OSError):
                     self.flush()  # the peer is told why
                 raise
-            self.flush()
+            if not (over and self._listens):
+                self.flush()
             if not over and not self.fill():
                 raise ConnectionResetError("closed during the TLS handshake")
         self.raw.settimeout(timeout_s)
@@ -120,9 +124,17 @@ class TlsSocket(ABC):
         return bytes(room[: self._recv_into(memoryview(room))]) if size else b""
 
     def _recv_into(self, view: memoryview) -> int:
-        while (count := self.open(view)) is None:
-            if not self.fill():
-                return 0
+        timeout_s = self.raw.gettimeout()
+        deadline_s = time.monotonic() + (timeout_s or 0.0)
+        try:
+            while (count := self.open(view)) is None:
+                if not self.fill():
+                    return 0
+                if timeout_s:  # of the whole call, however the bytes of a record drip in
+                    self.raw.settimeout(max(deadline_s - time.monotonic(), 1e-6))
+        finally:
+            if timeout_s and self.raw.fileno() >= 0:
+                self.raw.settimeout(timeout_s)
         return count
 
     # --- non-blocking ------------------------------------------------------------------------

@@ -252,6 +252,40 @@ def test_a_damaged_record_ends_the_connection(pair: Pair) -> None:
         receive_views(pair[1], [memoryview(bytearray(100_000))])
 
 
+def test_why_a_read_failed_is_told_after_good_records(pair: Pair) -> None:
+    pair[0].sendall(b"good")
+    pair[0].raw.sendall(b"\x17\x03\x03\x00\x30" + os.urandom(48))
+    with pytest.raises(ssl.SSLError, match=r"(?i)record"):
+        receive_views(pair[1], [memoryview(bytearray(100))])
+
+
+def test_a_record_that_drips_in_is_bounded(pair: Pair) -> None:
+    """Less than a byte each timeout would be; it never becomes whole."""
+    pair[1].settimeout(0.2)
+    over = threading.Event()
+
+    def drip() -> None:
+        for byte in b"\x17\x03\x03\x40\x00" + bytes(100):
+            if over.wait(0.05):
+                return
+            pair[0].raw.sendall(bytes([byte]))
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    with pytest.raises(TimeoutError):
+        pair[1].recv(10)
+    assert dripping.is_alive()
+    over.set()
+    dripping.join()
+
+
+def test_a_side_that_only_sends_has_nothing_unread(pair: Pair) -> None:
+    """Its close would be a reset, which drops what it sent."""
+    pair[0].raw.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        pair[0].raw.recv(1)
+
+
 def test_a_read_that_waits_is_woken_by_a_severed_socket(pair: Pair) -> None:
     pair[1].settimeout(None)
     caught: list[BaseException] = []
