@@ -206,15 +206,18 @@ static Outcome
 write_all(Records *self, int fd, const Py_buffer *views, Py_ssize_t n_views, double timeout_s)
 {
     Outcome outcome = DONE;
-    Py_ssize_t waiting = 0;
+    Py_ssize_t waiting = 0, left_in_all = 0;
+    for (Py_ssize_t i = 0; i < n_views; i++)
+        left_in_all += views[i].len;
     for (Py_ssize_t i = 0; outcome == DONE && i < n_views; i++)
         for (Py_ssize_t at = 0; outcome == DONE && at < views[i].len; at += PIECE_BYTES) {
             Py_ssize_t left = views[i].len - at;
             Py_ssize_t part = left > PIECE_BYTES ? PIECE_BYTES : left;
             outcome = seal(self, (const char *)views[i].buf + at, part);
             waiting += part;
+            left_in_all -= part;
             if (outcome == DONE && waiting >= PIECE_BYTES) {
-                outcome = flush(self, fd, timeout_s, part < left || i + 1 < n_views);
+                outcome = flush(self, fd, timeout_s, left_in_all > 0);
                 waiting = 0;
             }
         }

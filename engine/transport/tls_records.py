@@ -145,9 +145,11 @@ class RecordsTls(TlsSocket):
         start = _ffi.new("char **")
         size = _lib.BIO_get_mem_data(memory, start)
         der = bytes(_ffi.buffer(start[0], size))
-        names = x509.load_der_x509_certificate(der).subject.get_attributes_for_oid(
-            NameOID.COMMON_NAME
-        )
+        try:
+            subject = x509.load_der_x509_certificate(der).subject
+        except (ValueError, x509.InvalidVersion) as error:
+            raise ssl.SSLError(ssl.SSL_ERROR_SSL, f"the peer's certificate: {error}") from error
+        names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         return str(names[0].value) if names else ""
 
     def cipher(self) -> str:

@@ -367,6 +367,18 @@ def test_what_is_no_memory_to_write_to_is_refused(pair: Pair) -> None:
     assert pair[1].recv(5) == b"whole"
 
 
+@pytest.mark.parametrize("pair", [(by_records, by_records)], indirect=True, ids=["records"])
+def test_a_certificate_that_cannot_be_read_ends_the_connection_as_tls_does(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(der: bytes) -> None:
+        raise tls_records.x509.InvalidVersion("no such version", 7)
+
+    monkeypatch.setattr(tls_records.x509, "load_der_x509_certificate", unreadable)
+    with pytest.raises(ssl.SSLError, match="no such version"):
+        pair[0].identity()
+
+
 def test_connections_that_are_over_are_freed(securities: tuple[Security, Security]) -> None:
     """Without a farewell on a descriptor that is another's by then."""
     left, right = socket.socketpair()
