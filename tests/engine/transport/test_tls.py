@@ -329,14 +329,16 @@ def test_a_signal_is_answered_while_a_read_waits(pair: Pair) -> None:
         raise Rung
 
     pair[1].settimeout(None)
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGUSR1, ring)
+    reader = threading.get_ident()
+    bell = threading.Timer(0.05, signal.pthread_kill, (reader, signal.SIGUSR1))
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(Rung):
+            bell.start()
             receive_views(pair[1], [memoryview(bytearray(1 << 20))])
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        bell.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("pair", [(by_records, by_records)], indirect=True, ids=["records"])
