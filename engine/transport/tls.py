@@ -27,11 +27,11 @@ class TlsSocket(ABC):
     framing has lengths and a digest, so nothing is taken for whole that was cut off.
     """
 
-    def __init__(self, raw: socket.socket) -> None:
+    def __init__(self, raw: socket.socket, server_side: bool) -> None:
         self.raw = raw
         #: What a listening side says last, tickets, leaves with its first answer: a dialling side
         #: that sends and closes would leave them unread, and its close would drop what it sent.
-        self._listens = False
+        self._listens = server_side
         #: Of the `send` in progress: sealed, and not all of it out.
         self._sealed_bytes = 0
 

@@ -21,7 +21,7 @@ class MemoryTls(TlsSocket):
     """See `TlsSocket`."""
 
     def __init__(self, raw: socket.socket, context: ssl.SSLContext, server_side: bool) -> None:
-        super().__init__(raw)
+        super().__init__(raw, server_side)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._records = memoryview(bytearray(_ROOM_BYTES))

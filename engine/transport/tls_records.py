@@ -124,8 +124,7 @@ class RecordsTls(TlsSocket):
     methods keeps it. Freeing them says no farewell and touches no socket."""
 
     def __init__(self, raw: socket.socket, context: Any, server_side: bool) -> None:
-        super().__init__(raw)
-        self._listens = server_side
+        super().__init__(raw, server_side)
         # It keeps the context.
         self._ssl = _ffi.gc(_made(_lib.SSL_new(context)), _lib.SSL_free)
         incoming, outgoing = (_made(_lib.BIO_new(_lib.BIO_s_mem())) for _ in range(2))
