@@ -1,7 +1,8 @@
 """The data plane: a process that moves cache bytes, beside the worker and without its interpreter
 lock. Started by `client.DataPlane`; ends with its parent.
 
-One loop (this module) runs deadlines, control connections and the worker's socket; lanes are
+One loop (this module) runs deadlines, control connections and the worker's socket; what the worker
+says of its transfers goes through `dispatch`, of caches that come through `reception`; lanes are
 threads (`lanes`). Messages of the worker: open, push, commit, cancel (sending); grant, refuse,
 admit, reject (receiving); beat, close. To the worker: ready, granted, ended; offered, withdrawn,
 verified, aborted; samples, memory, audit, failed.
@@ -21,27 +22,20 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import Any
 
 from engine.in_use import in_use_bytes
 from engine.transport.arena import SharedArena
 from engine.transport.audit import audit_row
 from engine.transport.control import Control, Pipe
+from engine.transport.dispatch import Dispatch
 from engine.transport.inbound import Inbound
-from engine.transport.incoming import (
-    Aborted,
-    Denied,
-    Handle,
-    Offered,
-    ReceiverEvent,
-    Verified,
-    Withdrawn,
-)
+from engine.transport.incoming import Denied, ReceiverEvent
 from engine.transport.ipc import Message, MessageReader, encode, send
 from engine.transport.messages import Key, Manifest
 from engine.transport.outbound import Peer, Session
-from engine.transport.outgoing import Ended, Granted, SenderEvent
-from engine.transport.regions import RangeList
+from engine.transport.outgoing import Ended
+from engine.transport.reception import Reception
 from engine.transport.security import tls_ends
 from engine.transport.settings import Settings
 from engine.transport.sockets import is_loopback
@@ -82,16 +76,25 @@ class Plane:
             None if secure is None else tls_ends(secure, server_side=True),
             self._worker_alive,
         )
-        self._sessions: dict[Peer, Session] = {}
+        self._dispatch = Dispatch(self._new_session, self._tell, self._on_sent)
+        self._sessions = self._dispatch.sessions
+        self._reception = Reception(self._inbound, self._tell)
+        self._handlers: dict[str, Callable[[Message], None]] = {
+            "open": self._dispatch.open,
+            "push": self._dispatch.push,
+            "commit": self._dispatch.commit,
+            "cancel": self._dispatch.cancel,
+            "grant": self._reception.grant,
+            "refuse": self._reception.refuse,
+            "admit": self._admit,
+            "reject": self._reception.reject,
+            "beat": self._beat,
+            "close": self._close,
+        }
         self._registered: set[Control] = set()
         self._dialled: dict[Control, Peer] = {}
-        self._by_worker: dict[int, tuple[Session, int, Manifest]] = {}
-        self._by_session: dict[tuple[Peer, int], int] = {}
-        self._offers: dict[Handle, Manifest] = {}
-        self._verified: dict[Handle, Verified] = {}
         self._sampled_s = 0.0
         self._weighed_s = 0.0
-        self._pushed: dict[Peer, Session] = {}
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_wakeup)
         self._selector.register(self._worker, selectors.EVENT_READ, self._on_worker)
         self._selector.register(self._inbound.listener, selectors.EVENT_READ, self._on_listener)
@@ -155,10 +158,8 @@ class Plane:
             raise WorkerGone from error
         self._worker_heard_s = time.monotonic()
         for message in self._reader.feed(data):
-            self._handlers[message["op"]](self, message)
-        for session in self._pushed.values():
-            session.announce()
-        self._pushed.clear()
+            self._handlers[message["op"]](message)
+        self._dispatch.announce()
 
     def _worker_alive(self) -> bool:
         """Whether the worker was heard lately (any thread)."""
@@ -208,7 +209,7 @@ class Plane:
             self._on_receiver_event(event)
         for peer, session in list(self._sessions.items()):
             for sent in session.service(now, alive):
-                self._on_sender_event(session, sent)
+                self._dispatch.on_event(session, sent)
             for control in session.take_retired():
                 self._forget(control)
             current = session.control
@@ -232,43 +233,12 @@ class Plane:
         if rows:
             self._tell({"op": "samples", "rows": rows})
 
-    # --- sending -----------------------------------------------------------------------------
+    # --- what came of transfers --------------------------------------------------------------
 
-    def _open(self, message: Message) -> None:
-        peer = Peer(*message["peer"])
-        session = self._sessions.get(peer)
-        if session is None:
-            session = Session(peer, self._settings, self._arena, self._wake, self._dialling)
-            self._sessions[peer] = session
-        manifest = Manifest.from_json(message["manifest"], validated=True)
-        transfer = session.open(Key(*message["key"]), manifest)
-        self._by_worker[message["t"]] = (session, transfer, manifest)
-        self._by_session[peer, transfer] = message["t"]
+    def _new_session(self, peer: Peer) -> Session:
+        return Session(peer, self._settings, self._arena, self._wake, self._dialling)
 
-    def _push(self, message: Message) -> None:
-        known = self._by_worker.get(message["t"])
-        if known is not None:
-            known[0].push(known[1], message["pieces"])
-            self._pushed[known[0].peer] = known[0]
-
-    def _commit(self, message: Message) -> None:
-        known = self._by_worker.get(message["t"])
-        if known is not None:
-            known[0].commit(known[1], message["first_token"], message["meta"])
-
-    def _cancel(self, message: Message) -> None:
-        known = self._by_worker.get(message["t"])
-        if known is not None:
-            known[0].cancel(known[1])
-
-    def _on_sender_event(self, session: Session, event: SenderEvent) -> None:
-        number = self._by_session[session.peer, event.transfer]
-        if isinstance(event, Granted):
-            self._tell({"op": "granted", "t": number})
-            return
-        del self._by_session[session.peer, event.transfer]
-        _, _, manifest = self._by_worker.pop(number)
-        message = ended_message(number, event)
+    def _on_sent(self, session: Session, event: Ended, manifest: Manifest) -> None:
         if event.committed:
             self._audit(
                 "sent",
@@ -279,59 +249,16 @@ class Plane:
                 event.digest,
                 event.wire_bytes,
             )
-        self._tell(message)
-
-    # --- receiving ---------------------------------------------------------------------------
 
     def _on_receiver_event(self, event: ReceiverEvent) -> None:
         if isinstance(event, Denied):
             self._audit("refused", event.identity, event.instance, event.key, event.manifest, 0)
-            return
-        message: Message = {"h": list(event.handle), "key": list(event.key)}
-        match event:
-            case Offered():
-                self._offers[event.handle] = event.manifest
-                message.update(
-                    op="offered", manifest=event.manifest.to_json(), identity=event.identity
-                )
-            case Withdrawn():
-                self._offers.pop(event.handle, None)
-                message.update(op="withdrawn", reason=event.reason)
-            case Verified():
-                self._verified[event.handle] = event
-                message.update(
-                    op="verified",
-                    identity=event.identity,
-                    first_token=event.commit.first_token,
-                    meta=event.commit.meta,
-                )
-            case Aborted():
-                self._verified.pop(event.handle, None)
-                message.update(op="aborted", reason=event.reason)
-        self._tell(message)
-
-    def _grant(self, message: Message) -> None:
-        handle = (message["h"][0], message["h"][1])
-        manifest = self._offers.pop(handle, None)
-        granted = False
-        if manifest is not None:
-            destinations = {
-                item.region: RangeList.from_flat(numbers)
-                for item, numbers in zip(manifest.regions, message["destinations"], strict=True)
-            }
-            granted = self._inbound.grant(handle, destinations, manifest)
-        if not granted:
-            self._tell({"op": "aborted", "h": message["h"], "reason": "no longer wanted"})
-
-    def _refuse(self, message: Message) -> None:
-        handle = (message["h"][0], message["h"][1])
-        self._offers.pop(handle, None)
-        self._inbound.refuse(handle, message["reason"], message["retryable"])
+        else:
+            self._reception.on_event(event)
 
     def _admit(self, message: Message) -> None:
-        handle = (message["h"][0], message["h"][1])
-        event = self._verified.pop(handle, None)
-        if event is not None and self._inbound.admit(handle):
+        event = self._reception.admit(message)
+        if event is not None:
             self._audit(
                 "received",
                 event.identity,
@@ -340,12 +267,6 @@ class Plane:
                 event.manifest,
                 event.commit.digest,
             )
-
-    def _reject(self, message: Message) -> None:
-        handle = (message["h"][0], message["h"][1])
-        self._inbound.reject(handle, message["reason"])
-
-    # --- the rest ----------------------------------------------------------------------------
 
     def _audit(
         self,
@@ -371,35 +292,6 @@ class Plane:
 
     def _close(self, message: Message) -> None:
         raise WorkerGone
-
-    _handlers: ClassVar[dict[str, Callable[[Plane, Message], None]]] = {
-        "open": _open,
-        "push": _push,
-        "commit": _commit,
-        "cancel": _cancel,
-        "grant": _grant,
-        "refuse": _refuse,
-        "admit": _admit,
-        "reject": _reject,
-        "beat": _beat,
-        "close": _close,
-    }
-
-
-def ended_message(number: int, event: Ended) -> Message:
-    """What the worker hears of the end of its transfer `number`."""
-    return {
-        "op": "ended",
-        "t": number,
-        "committed": event.committed,
-        "refused": event.refused,
-        "reason": event.reason,
-        "retryable": event.retryable,
-        "wire_bytes": event.wire_bytes,
-        "seconds": event.ended_s - event.started_s,
-        "resent": event.resent,
-        "digest": f"{event.digest:032x}",
-    }
 
 
 def _end_loudly(problem: threading.ExceptHookArgs) -> None:

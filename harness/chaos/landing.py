@@ -1,4 +1,4 @@
-"""The receiving side of a plane: offers, the memory that was granted, chunks being written.
+"""The receiving side of a plane: the memory that was granted, chunks being written.
 
 Follows `engine.transport.inbound`; all decisions are `Receiver`'s.
 """
@@ -10,17 +10,7 @@ from collections.abc import Callable
 
 from engine.transport.errors import FrameError
 from engine.transport.frames import HEADER_BYTES, Type, checksum, decode_header
-from engine.transport.incoming import (
-    Aborted,
-    Denied,
-    Handle,
-    Offered,
-    ReceiverEvent,
-    Slot,
-    Verified,
-    Withdrawn,
-)
-from engine.transport.ipc import Message
+from engine.transport.incoming import Handle, Slot
 from engine.transport.messages import Manifest
 from engine.transport.receiver import Receiver
 from engine.transport.regions import RangeList, Region
@@ -33,23 +23,15 @@ WRITE_S = 0.004
 
 
 class Landing:
-    """`report` tells the worker, `wake` makes the plane look at what changed."""
+    """`wake` makes the plane look at what changed."""
 
-    def __init__(
-        self,
-        arena: Arena,
-        settings: Settings,
-        report: Callable[[Message], None],
-        wake: Callable[[], None],
-    ) -> None:
+    def __init__(self, arena: Arena, settings: Settings, wake: Callable[[], None]) -> None:
         self.receiver = Receiver(settings.incarnation, settings.deadlines, settings.limits)
         self.destinations: dict[Handle, dict[Region, RangeList]] = {}
         self.closed = False
         self._arena = arena
-        self._report = report
         self._wake = wake
         self._loop = asyncio.get_running_loop()
-        self._offers: dict[Handle, Manifest] = {}
         self._writing: dict[Stream, Slot] = {}
 
     # --- chunks ------------------------------------------------------------------------------
@@ -92,55 +74,24 @@ class Landing:
             self.receiver.end_chunk(self._loop.time(), slot, None)
             self._wake()
 
-    # --- what the worker hears and says ------------------------------------------------------
+    # --- what the worker answers -------------------------------------------------------------
 
-    def event(self, event: ReceiverEvent) -> None:
-        if isinstance(event, Denied):
-            return
-        message: Message = {"h": list(event.handle), "key": list(event.key)}
-        match event:
-            case Offered():
-                self._offers[event.handle] = event.manifest
-                manifest = event.manifest.to_json()
-                message.update(op="offered", manifest=manifest, identity=event.identity)
-            case Withdrawn():
-                self._offers.pop(event.handle, None)
-                message.update(op="withdrawn", reason=event.reason)
-            case Verified():
-                commit = event.commit
-                message.update(op="verified", identity=event.identity, meta=commit.meta)
-                message.update(first_token=commit.first_token)
-            case Aborted():
-                self.destinations.pop(event.handle, None)
-                message.update(op="aborted", reason=event.reason)
-        self._report(message)
+    def grant(
+        self, handle: Handle, destinations: dict[Region, RangeList], manifest: Manifest
+    ) -> bool:
+        """See `Receiver.grant`."""
+        self.destinations[handle] = destinations
+        if self.receiver.grant(self._loop.time(), handle):
+            return True
+        del self.destinations[handle]
+        return False
 
-    def grant(self, message: Message) -> None:
-        handle = _handle(message)
-        manifest = self._offers.pop(handle, None)
-        if manifest is not None:
-            self.destinations[handle] = {
-                item.region: RangeList.from_flat(numbers)
-                for item, numbers in zip(manifest.regions, message["destinations"], strict=True)
-            }
-            if self.receiver.grant(self._loop.time(), handle):
-                return
-            del self.destinations[handle]
-        self._report({"op": "aborted", "h": message["h"], "reason": "no longer wanted"})
+    def refuse(self, handle: Handle, reason: str, retryable: bool) -> None:
+        self.receiver.refuse(handle, reason, retryable)
 
-    def refuse(self, message: Message) -> None:
-        handle = _handle(message)
-        self._offers.pop(handle, None)
-        self.receiver.refuse(handle, message["reason"], message["retryable"])
-
-    def admit(self, message: Message) -> None:
-        handle = _handle(message)
+    def admit(self, handle: Handle) -> bool:
         self.destinations.pop(handle, None)
-        self.receiver.admit(handle)
+        return self.receiver.admit(handle)
 
-    def reject(self, message: Message) -> None:
-        self.receiver.reject(_handle(message), message["reason"])
-
-
-def _handle(message: Message) -> Handle:
-    return message["h"][0], message["h"][1]
+    def reject(self, handle: Handle, reason: str) -> None:
+        self.receiver.reject(handle, reason)

@@ -8,20 +8,22 @@ decisions are `Sender`'s and `Receiver`'s.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from engine.transport.callbacks import Callbacks
 from engine.transport.client import DataPlane
+from engine.transport.dispatch import Dispatch
 from engine.transport.errors import FrameError, PlaneLost
 from engine.transport.frames import Frame, Type, control_frame, encode_frame
 from engine.transport.inbound import Inbound
+from engine.transport.incoming import Aborted
 from engine.transport.ipc import Message
-from engine.transport.messages import Hello, Key, Manifest, Reason
+from engine.transport.messages import Hello, Manifest, Reason
 from engine.transport.outbound import Peer
-from engine.transport.outgoing import Ended, Granted, SenderEvent
-from engine.transport.plane import ended_message
-from engine.transport.regions import RangeList
+from engine.transport.outgoing import Ended
+from engine.transport.reception import Reception
 from engine.transport.sender import Sender
 from engine.transport.settings import Settings
 from harness.chaos.connection import Connection, Switch
@@ -55,15 +57,26 @@ class VirtualPlane(DataPlane):
         self.host = host
         self.cluster = cluster
         self.dead = False
-        self.landing = Landing(arena, settings, self._report, self.wake)
+        self.landing = Landing(arena, settings, self.wake)
         self.receiver = self.landing.receiver
-        self.sessions: dict[Peer, Session] = {}
+        dispatch = Dispatch(self._new_session, self._report, self._on_sent)
+        reception = Reception(self.landing, self._report)
+        self.sessions = dispatch.sessions
         self.wire_bytes = 0
         self._frozen_s: float | None = None
         self._held: list[Message] = []
         self._peers: dict[int, Connection] = {}
-        self._by_worker: dict[int, tuple[Session, int]] = {}
-        self._by_session: dict[tuple[Peer, int], int] = {}
+        self._dispatch, self._reception = dispatch, reception
+        self._handlers: dict[str, Callable[[Message], object]] = {
+            "open": dispatch.open,
+            "push": dispatch.push,
+            "commit": dispatch.commit,
+            "cancel": dispatch.cancel,
+            "grant": reception.grant,
+            "refuse": reception.refuse,
+            "admit": reception.admit,
+            "reject": reception.reject,
+        }
         self._woken = False
         self._tick: asyncio.TimerHandle | None = None
         switch.planes[host] = self
@@ -85,7 +98,7 @@ class VirtualPlane(DataPlane):
 
     def _hear(self, message: Message) -> None:
         if not self.dead:
-            getattr(self, f"_op_{message['op']}")(message)
+            self._handlers[message["op"]](message)
             self.wake()
 
     def _report(self, message: Message) -> None:
@@ -172,7 +185,10 @@ class VirtualPlane(DataPlane):
                 if connection is not None:
                     self._send_control(connection, frame, up=False)
         while receiver.events:
-            self.landing.event(receiver.events.popleft())
+            event = receiver.events.popleft()
+            if isinstance(event, Aborted):
+                self.landing.destinations.pop(event.handle, None)
+            self._reception.on_event(event)
         for connection in list(self._peers.values()):
             if now - connection.heard_s > self.settings.deadlines.give_up_s:
                 connection.close_server()
@@ -200,7 +216,7 @@ class VirtualPlane(DataPlane):
             if isinstance(event, Ended):
                 session.used_s = now
                 session.sources.pop(event.transfer, None)
-            self._on_sender_event(session, event)
+            self._dispatch.on_event(session, event)
 
     def _send_control(self, connection: Connection, frame: Frame, *, up: bool) -> None:
         data = encode_frame(frame)
@@ -226,50 +242,13 @@ class VirtualPlane(DataPlane):
             connection.close_client(str(error))
         self.wake()
 
-    def _op_open(self, message: Message) -> None:
-        peer = Peer(*message["peer"])
-        session = self.sessions.get(peer)
-        if session is None:
-            settings = self.settings
-            sender = Sender(self.switch.incarnation(), settings.deadlines, settings.limits)
-            session = self.sessions[peer] = Session(self, peer, sender, self.now)
-        session.used_s = self.now
-        manifest = Manifest.from_json(message["manifest"])
-        transfer = session.sender.open(self.now, Key(*message["key"]), manifest)
-        session.sources[transfer] = {item.region: RangeList() for item in manifest.regions}
-        self._by_worker[message["t"]] = (session, transfer)
-        self._by_session[peer, transfer] = message["t"]
+    def _new_session(self, peer: Peer) -> Session:
+        settings = self.settings
+        sender = Sender(self.switch.incarnation(), settings.deadlines, settings.limits)
+        return Session(self, peer, sender, self.now)
 
-    def _op_push(self, message: Message) -> None:
-        session, transfer = self._by_worker.get(message["t"], (None, 0))
-        if session is None or transfer not in session.sources:
-            return
-        regions = list(session.sources[transfer])
-        for position, numbers in message["pieces"]:
-            region = regions[position]
-            session.sources[transfer][region].extend(zip(numbers[::2], numbers[1::2], strict=True))
-            session.sender.push(transfer, region, sum(numbers[1::2]))
-
-    def _op_commit(self, message: Message) -> None:
-        session, transfer = self._by_worker.get(message["t"], (None, 0))
-        if session is not None:
-            first_token, meta = message["first_token"], message["meta"]
-            session.sender.commit(self.now, transfer, first_token, meta)
-
-    def _op_cancel(self, message: Message) -> None:
-        session, transfer = self._by_worker.get(message["t"], (None, 0))
-        if session is not None:
-            session.sender.cancel(self.now, transfer)
-
-    def _on_sender_event(self, session: Session, event: SenderEvent) -> None:
-        number = self._by_session[session.peer, event.transfer]
-        if isinstance(event, Granted):
-            self._report({"op": "granted", "t": number})
-            return
-        del self._by_session[session.peer, event.transfer]
-        del self._by_worker[number]
+    def _on_sent(self, session: Session, event: Ended, manifest: Manifest) -> None:
         self.wire_bytes += event.wire_bytes
-        self._report(ended_message(number, event))
 
     # --- the receiving side ------------------------------------------------------------------
 
@@ -311,15 +290,3 @@ class VirtualPlane(DataPlane):
 
     def on_data(self, connection: Connection, stream: Stream, data: bytes) -> None:
         self.landing.chunk(connection.client.sender.incarnation, stream, data)
-
-    def _op_grant(self, message: Message) -> None:
-        self.landing.grant(message)
-
-    def _op_refuse(self, message: Message) -> None:
-        self.landing.refuse(message)
-
-    def _op_admit(self, message: Message) -> None:
-        self.landing.admit(message)
-
-    def _op_reject(self, message: Message) -> None:
-        self.landing.reject(message)

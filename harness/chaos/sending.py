@@ -6,10 +6,12 @@ What it does with time, connections and lanes follows `engine.transport.outbound
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.transport.frames import checksum
+from engine.transport.messages import Key, Manifest
 from engine.transport.outbound import Peer
 from engine.transport.outgoing import ChunkTask
 from engine.transport.regions import RangeList, Region
@@ -45,6 +47,35 @@ class Session:
     lanes: list[Lane] = field(default_factory=lambda: [Lane(n) for n in range(LANES)])
     dialling: bool = False
     dial_after_s: float = 0.0
+
+    # --- transfers ---------------------------------------------------------------------------
+
+    def open(self, key: Key, manifest: Manifest) -> int:
+        self.used_s = self.plane.now
+        transfer = self.sender.open(self.used_s, key, manifest)
+        self.sources[transfer] = {item.region: RangeList() for item in manifest.regions}
+        return transfer
+
+    def push(self, transfer: int, pieces: Iterable[tuple[int, Sequence[int]]]) -> None:
+        source = self.sources.get(transfer)
+        if source is None:
+            return  # it has ended
+        regions = list(source)
+        for position, numbers in pieces:
+            region = regions[position]
+            source[region].extend(zip(numbers[::2], numbers[1::2], strict=True))
+            self.sender.push(transfer, region, sum(numbers[1::2]))
+
+    def announce(self) -> None:
+        """The plane looks at every session when the worker has spoken."""
+
+    def commit(self, transfer: int, first_token: int, meta: dict) -> None:
+        self.sender.commit(self.plane.now, transfer, first_token, meta)
+
+    def cancel(self, transfer: int) -> None:
+        self.sender.cancel(self.plane.now, transfer)
+
+    # --- connections -------------------------------------------------------------------------
 
     def disconnected(self, connection: Connection, why: str) -> None:
         if self.connection is not connection:
