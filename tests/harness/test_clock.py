@@ -121,6 +121,23 @@ def test_cancelled_timers_do_not_run_and_are_swept():
     assert run(main()) == ["kept", 999]
 
 
+def test_a_sweep_of_cancelled_timers_keeps_the_order_of_the_others():
+    async def main():
+        loop = asyncio.get_running_loop()
+        seen = []
+        ties = [loop.call_at(5.0, seen.append, i) for i in range(10)]
+        for i in (0, 4, 9):
+            ties[i].cancel()
+        for handle in [loop.call_later(1000 + i, seen.append, "never") for i in range(1000)]:
+            handle.cancel()
+        loop.call_at(5.0, seen.append, "last")
+        assert loop._timer_count < 200
+        await asyncio.sleep(10)
+        return seen
+
+    assert run(main()) == [1, 2, 3, 5, 6, 7, 8, "last"]
+
+
 def test_timeout_cancels_the_body_at_its_deadline():
     async def main():
         loop = asyncio.get_running_loop()
@@ -229,6 +246,35 @@ def test_polling_without_time_is_reported():
         run(main())
 
 
+def test_passes_are_counted_anew_at_each_instant():
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop._busy_passes = 10
+        for _ in range(100):
+            await asyncio.sleep(1)
+        return loop.time()
+
+    assert run(main()) == 100.0
+
+
+def test_remaining_tasks_are_cancelled_in_order_of_creation():
+    cancelled = []
+
+    async def wait(i):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(i)
+
+    async def main():
+        tasks = [asyncio.create_task(wait(i)) for i in range(20)]
+        await asyncio.sleep(1)
+        return tasks
+
+    run(main())
+    assert cancelled == list(range(20))
+
+
 def test_remaining_tasks_are_cancelled_and_generators_closed():
     closed = []
 
@@ -298,6 +344,32 @@ def test_threads_sockets_subprocesses_and_signals_are_refused():
         assert errors and "another thread" in errors[0]
 
     run(main())
+
+
+#: What a loop does in virtual time as in any other.
+TIMELESS = {
+    *("call_at", "call_later", "call_soon", "call_soon_threadsafe", "time"),
+    *("create_future", "create_task", "get_task_factory", "set_task_factory"),
+    *("call_exception_handler", "default_exception_handler"),
+    *("get_exception_handler", "set_exception_handler", "get_debug", "set_debug"),
+    *("run_forever", "run_until_complete", "stop", "close", "is_closed", "is_running"),
+    *("shutdown_asyncgens", "shutdown_default_executor"),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        name
+        for name in vars(asyncio.AbstractEventLoop)
+        if not name.startswith("_") and name not in TIMELESS
+    ),
+)
+def test_all_that_reaches_outside_the_loop_is_refused(loop_class, name):
+    loop = loop_class()
+    with pytest.raises(VirtualTimeError, match="impossible in virtual time"):
+        getattr(loop, name)()
+    loop.close()
 
 
 def test_loop_closes_like_any_loop(loop_class):
