@@ -29,7 +29,7 @@ from results.summary import RunSummary
 from workloads.spec import notes
 
 if TYPE_CHECKING:
-    from harness.fleets.local import LocalFleets
+    from harness.fleets.worker_fleet import WorkerFleets
 
 #: Open row groups are closed this often in real time, so that a crash loses at most so much.
 FLUSH_INTERVAL_S = 30.0
@@ -148,7 +148,7 @@ def to_toml(experiment: Experiment) -> str:
 
 Runner = Callable[[Coroutine[Any, Any, None]], None]
 #: Makes the fleets of an experiment, which log into its run directory.
-Fleets = Callable[[Experiment, Path], "LocalFleets"]
+Fleets = Callable[[Experiment, Path], "WorkerFleets[Any]"]
 
 
 def _backend(

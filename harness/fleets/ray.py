@@ -23,7 +23,7 @@ import aiohttp
 from engine.transport.security import Security, client_context
 from harness.errors import BadInput, NotReady
 from harness.experiment import ConfigurationSpec, Experiment
-from harness.fleets.local import LocalFleet, LocalFleets
+from harness.fleets.worker_fleet import WorkerFleet, WorkerFleets
 from harness.fleets.worker_words import ORACLE, pacing_of, worker_words
 from harness.instances.remote import DataAddress
 from harness.ports import InstanceLost, InstanceSpec, Role
@@ -66,7 +66,7 @@ class RayOptions:
             )
 
 
-class RayFleets(LocalFleets):
+class RayFleets(WorkerFleets["RayFleet"]):
     """Opens a fleet for each configuration of one experiment on one Ray cluster."""
 
     def __init__(self, experiment: Experiment, directory: Path, options: RayOptions) -> None:
@@ -75,17 +75,8 @@ class RayFleets(LocalFleets):
         self.options = options
         self.ray = join(options.address)
 
-    async def open(self, experiment: Experiment, configuration: ConfigurationSpec) -> RayFleet:
-        """Raises NotReady when a worker does not come up; nothing is left then."""
-        logs = self._logs / configuration.name
-        logs.mkdir(parents=True, exist_ok=True)
-        fleet = RayFleet(self, configuration, logs, logs)
-        try:
-            await fleet.start()
-        except BaseException:
-            await fleet.close()
-            raise
-        return fleet
+    def _fleet(self, configuration: ConfigurationSpec, logs: Path) -> RayFleet:
+        return RayFleet(self, configuration, logs)
 
 
 @dataclass(slots=True)
@@ -100,13 +91,9 @@ class _Host:
     sent_bytes: int = 0
 
 
-class RayFleet(LocalFleet):
-    """One configuration's workers and view (harness.fleets.base.Fleet)."""
-
-    def __init__(
-        self, owner: RayFleets, configuration: ConfigurationSpec, folder: Path, logs: Path
-    ) -> None:
-        super().__init__(owner, configuration, folder, logs)
+class RayFleet(WorkerFleet):
+    def __init__(self, owner: RayFleets, configuration: ConfigurationSpec, logs: Path) -> None:
+        super().__init__(owner, configuration, logs)
         self._options = owner.options
         self._ray = owner.ray
         self._hosts: dict[str, _Host] = {}
@@ -155,7 +142,7 @@ class RayFleet(LocalFleet):
         await asyncio.gather(*(self._end(host) for host in hosts.values()))
 
     async def restart(self, name: str) -> None:
-        """See `LocalFleet.restart`; the new worker may stand on another node."""
+        """See `WorkerFleet.restart`; the new worker may stand on another node."""
         host, instance = self._hosts[name], self._remote(name)
         assert instance.lost
         await self._end(host)
@@ -170,9 +157,10 @@ class RayFleet(LocalFleet):
         return self._hosts[name].place
 
     def facts(self) -> dict[str, Any]:
-        return super().facts() | {
+        return {
             "link_backend": "direct",
             "link": "none: the hosts' own network, not shaped",
+            **super().facts(),
             "restarts": self._restarts,
             "nodes": {name: host.place.node for name, host in sorted(self._hosts.items())},
         }
