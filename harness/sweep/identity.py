@@ -12,8 +12,10 @@ from harness.profiles import load_profile
 from harness.sweep.study import Point
 from workloads.kinds import TraceWorkload
 
-#: The packages whose code and data make the figures.
-_PACKAGES = ("harness", "workloads", "results")
+#: The packages whose code and data make the figures. Of the engine a simulation uses the queue
+#: disciplines and the prefix checkpoints.
+_PACKAGES = ("harness", "workloads", "results", "engine", "native")
+_SUFFIXES = (".py", ".c", ".toml")
 
 
 def identity(point: Point, best: bool) -> str:
@@ -49,7 +51,7 @@ def _code() -> str:
     for package in _PACKAGES:
         folder = Path(str(resources.files(package)))
         for path in sorted(folder.rglob("*")):
-            if path.suffix in (".py", ".toml"):
+            if path.suffix in _SUFFIXES:
                 digest.update(str(path.relative_to(folder)).encode())
                 digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -8,8 +12,10 @@ import pytest
 from harness.cli.main import main
 from harness.errors import BadInput
 from harness.profiles import profile_paths
+from harness.sweep import identity as identity_module
 from harness.sweep.evaluate import COLUMNS, evaluate
 from harness.sweep.execute import execute
+from harness.sweep.identity import identity
 from harness.sweep.study import (
     AxisSpec,
     Study,
@@ -157,6 +163,75 @@ def test_a_sweep_resumes_and_gives_equal_bytes(tmp_path):
     )
     other = execute(wider, tmp_path / "a", jobs=1)
     assert (other.computed, other.resumed) == (2, 2)
+
+
+def test_the_identity_of_a_point_is_all_that_its_figures_depend_on():
+    point = points(study_of(RATES))[0]
+    known = identity(point, False)
+    assert identity(replace(point, index=7, settings=()), False) == known
+    changes = [
+        (replace(point, mode="simulate"), False),
+        (replace(point, own=(("tcp.window_mib", 4.0),)), False),
+        (replace(point, own=(("tcp.window_mib", 8.0),)), False),
+        (points(study_of(RATES))[1], False),
+        (points(study_of(RATES, configurations=("naive",)))[0], False),
+        (point, True),
+    ]
+    assert len({known, *(identity(*change) for change in changes)}) == 1 + len(changes)
+
+
+def test_a_changed_trace_is_computed_anew(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    point = points(study_of(RATES, base="mooncake", set={"workload.path": str(trace)}))[0]
+    names = set()
+    for text in ("before", "after"):
+        trace.write_text(text, encoding="utf-8")
+        identity_module._file.cache_clear()
+        names.add(identity(point, False))
+    assert len(names) == 2
+
+
+def test_a_point_runs_no_code_that_its_identity_leaves_out(tmp_path):
+    script = """
+import sys
+from pathlib import Path
+from harness.sweep.evaluate import evaluate
+from harness.sweep.study import AxisSpec, Study, points
+axis = AxisSpec(key="link.rate_gbps", values=(100,))
+study = Study(name="s", base="paper", mode="simulate", axis=(axis,), set={
+    "measure.capacity_warmup_s": 30, "measure.capacity_window_s": 60,
+    "measure.latency_window_s": 60, "measure.load_fractions": [],
+    "measure.unloaded": False, "measure.slo_search": False})
+evaluate(points(study)[0], best=True)
+root = Path(sys.argv[1])
+files = [Path(module.__file__) for module in list(sys.modules.values())
+         if getattr(module, "__file__", None)]
+print(*sorted({file.relative_to(root).parts[0] for file in files
+               if root in file.parents and "site-packages" not in file.parts}))
+"""
+    root = str(Path(identity_module.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", script, root],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {"harness", "engine", "workloads"} <= set(done.stdout.split())
+    assert set(done.stdout.split()) <= set(identity_module._PACKAGES)
+
+
+@pytest.mark.parametrize("file", ["deep/module.py", "deep/_module.c", "deep/data.toml"])
+def test_changed_code_or_data_is_another_identity(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(identity_module, "_PACKAGES", ("package",))
+    monkeypatch.setattr(identity_module.resources, "files", lambda package: tmp_path)
+    changed = tmp_path / file
+    changed.parent.mkdir()
+    digests = set()
+    for text in ("before", "after"):
+        changed.write_text(text, encoding="utf-8")
+        digests.add(identity_module._code.__wrapped__())
+    assert len(digests) == 2
 
 
 def test_a_changed_profile_is_computed_anew(tmp_path):
