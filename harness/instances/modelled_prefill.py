@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from bisect import bisect_left
 from collections.abc import Callable
 
-from engine.disciplines import even_chunk
 from harness.instances.modelled_decode import DecodeStage, Key
 from harness.instances.modelled_prompt import (
     COMPUTING,
@@ -353,22 +351,10 @@ class PrefillStage:
 
     # Chunks -------------------------------------------------------------------------------------
 
-    def _chunk_end(self, work: PrefillWork, done_s: float) -> float:
-        """Seconds of work at which the chunk ends that holds `done_s`."""
-        cached, uncached = work.cached_tokens, work.input_tokens - work.cached_tokens
-        chunk_tokens = even_chunk(uncached, self.rules.chunk_tokens)
-        chunks = range(1, round(uncached / chunk_tokens))
-
-        def work_until(chunk: int) -> float:
-            return self.profile.prefill_s(cached + chunk * chunk_tokens, cached)
-
-        index = bisect_left(chunks, done_s, key=work_until)
-        return work_until(chunks[index]) if index < len(chunks) else work.work_s
-
     def _let_chunk_end(self, work: PrefillWork) -> None:
         """The current prompt is gone; the device is free when its chunk ends."""
         done_s = self._done_s(work)
-        left_s = max(0.0, self._chunk_end(work, done_s) - done_s) * self._slowdown
+        left_s = max(0.0, work.chunk_end(done_s) - done_s) * self._slowdown
         self._current = None
         if self._paused:
             self._chunk_left_s = left_s
@@ -389,7 +375,7 @@ class PrefillStage:
         if work is None or self._paused or self._preempt_timer is not None or not self._queued:
             return
         done_s = self._done_s(work)
-        end_s = self._chunk_end(work, done_s + least_share * work.work_s)
+        end_s = work.chunk_end(done_s + least_share * work.work_s)
         if end_s < work.work_s:
             left_s = max(0.0, end_s - done_s) * self._slowdown
             self._preempt_timer = self.loop.call_later(left_s, self._preempt)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from engine.disciplines import FIFO, Discipline
+from engine.disciplines import FIFO, Discipline, even_chunk
 from harness.instances.modelled_decode import DecodeStage, Key
 from harness.instances.modelled_memory import Reservation
 from harness.links.flow import Flow
@@ -122,6 +123,19 @@ class PrefillWork(asyncio.Future[PrefillDone]):
         self.started_s = self.finished_s = math.nan
         self.flow: Flow | None = None
         self.grant_timer: asyncio.TimerHandle | None = None
+
+    def chunk_end(self, done_s: float) -> float:
+        """Seconds of work at which the chunk ends that holds `done_s`."""
+        prefill_s = self.stage.profile.prefill_s
+        cached, uncached = self.cached_tokens, self.input_tokens - self.cached_tokens
+        chunk_tokens = even_chunk(uncached, self.stage.rules.chunk_tokens)
+        chunks = range(1, round(uncached / chunk_tokens))
+
+        def work_until(chunk: int) -> float:
+            return prefill_s(cached + chunk * chunk_tokens, cached)
+
+        index = bisect_left(chunks, done_s, key=work_until)
+        return work_until(chunks[index]) if index < len(chunks) else self.work_s
 
     def cancel(self, msg: object = None) -> bool:
         if super().cancel(msg):
