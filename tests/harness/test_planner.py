@@ -23,6 +23,7 @@ from harness.planner import (
     erlang_c,
     highest_rate,
     loaded_ttft,
+    paper,
     plan_configuration,
     search,
     threshold_curves,
@@ -38,7 +39,7 @@ from harness.planner.cost import (
     cost_per_request,
 )
 from harness.planner.link import IDEAL_LINK, delivery_s
-from harness.planner.paper import reproduce
+from harness.planner.paper import Row, reproduce
 from harness.planner.queueing import pool_queue
 from harness.planner.search import _Stages
 from harness.profiles import DecodeStep, load_profile
@@ -90,6 +91,73 @@ def test_every_promised_published_cell_holds():
     promised = [row for row in rows if row.table == "Table 6" and row.limit is not None]
     assert len(promised) == 21
     assert len([row for row in rows if row.table == "Table 3"]) == 24
+
+
+#: What the paper prints, and what is promised of ours: a share of it, or of sizes 0.1 MiB.
+PRINTED = {
+    ("Table 5", "S_kv"): ([190.8, 308.9, 701.3, 2316.3], 0.1),
+    ("Table 5", "T_prefill"): ([0.44, 0.72, 1.84, 7.40], None),
+    ("Table 5", "Phi_kv"): ([3.61, 3.59, 3.19, 2.62], None),
+    ("512 H200", "egress"): ([3.84, 2.13, 0.166, 0.093], 0.01),
+    ("Table 3", "Phi_kv kimi-linear-48b"): ([1.19, 2.29, 3.87, 4.88], 0.01),
+    ("Table 3", "Phi_kv mimo-v2-flash"): ([0.82, 2.85, 4.66, 4.71], 0.01),
+    ("Table 3", "Phi_kv qwen3.5-397b"): ([4.13, 6.28, 8.25, 7.47], 0.01),
+    ("Table 3", "Phi_kv ring-2.5-1t"): ([7.27, 4.47, 2.59, 1.46], 0.01),
+    ("Table 3", "Phi_kv minimax-m2.5"): ([4.94, 32.87, 59.93, 47.82], 0.01),
+    ("Table 3", "Phi_kv qwen3-235b"): ([4.12, 22.42, 33.35, 21.50], 0.01),
+    ("Table 6", "threshold t"): ([19_400], 0.0),
+    ("Table 6", "PrfaaS N_p"): ([3], 0.0),
+    ("Table 6", "PrfaaS N_d"): ([5], 0.0),
+    ("Table 6", "PrfaaS TTFT"): ([2.22, 3.51], 0.04),
+    ("Table 6", "homogeneous TTFT"): ([4.44, 9.73], 0.04),
+    ("Table 6", "naive TTFT"): ([1.74, 3.51], 0.04),
+    ("Table 6", "PrfaaS Theta"): ([1.61, 1.64, 3.91], 0.01),
+    ("Table 6", "homogeneous Theta"): ([2.11, 2.35], 0.01),
+    ("Table 6", "naive Theta"): ([2.45, 6.25], 0.01),
+    ("Table 6", "PrfaaS Lambda_max"): ([3.24], 0.01),
+    ("Table 6", "homogeneous Lambda_max"): ([2.11], 0.01),
+    ("Table 6", "naive Lambda_max"): ([2.45], 0.01),
+    ("Table 6", "PrfaaS ratio"): ([1.54], 0.01),
+    ("Table 6", "naive ratio"): ([1.16], 0.01),
+    ("Text", "offloaded requests"): ([49.6], 0.01),
+    ("Text", "mean egress"): ([13], None),
+}
+
+
+def test_the_cells_are_those_that_the_paper_prints():
+    rows = reproduce()
+    seen = 0
+    for (table, cell), (values, limit) in PRINTED.items():
+        found = [row for row in rows if row.table == table and row.cell.startswith(cell)]
+        assert [row.paper for row in found] == values, cell
+        assert {row.limit for row in found} == {limit}, cell
+        assert {row.absolute for row in found} == {cell == "S_kv"}, cell
+        seen += len(found)
+    assert seen == len(rows) == 63
+
+
+def test_a_cell_outside_its_limit_is_off():
+    share = {"table": "", "cell": "", "unit": "", "paper": 2.0}
+    assert [Row(**share, ours=ours, limit=0.01).verdict for ours in (1.99, 2.01, 2.03, 1.97)] == [
+        "ok",
+        "ok",
+        "off",
+        "off",
+    ]
+    assert Row(**share, ours=2.05, limit=0.1, absolute=True).verdict == "ok"
+    assert Row(**share, ours=2.15, limit=0.1, absolute=True).verdict == "off"
+    assert Row(**share, ours=99.0).verdict == ""
+
+
+def test_a_cell_that_is_off_is_told_by_the_exit_code(monkeypatch, capsys):
+    monkeypatch.setattr(paper, "TTFT_LIMIT", 0.03)
+    assert main(["plan", "paper"]) == 7
+    shown = [line for line in capsys.readouterr().out.splitlines() if " off " in line]
+    assert [line.split()[1:3] for line in shown] == [
+        ["TTFT", "P90"],
+        ["TTFT", "mean"],
+        ["TTFT", "P90"],
+    ]
 
 
 def test_zero_queue_ttft_of_table_6():
@@ -150,6 +218,27 @@ def test_the_search_finds_the_best_of_the_whole_grid(lengths, n_prfaas, n_prefil
     grid = threshold_grid(deployment, 200)
     best = max(stages.prefill_rate(t, n_prfaas, n_prefill) for t in grid)
     assert stages.prefill_rate(found, n_prfaas, n_prefill) >= best * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("reading", Reading)
+@pytest.mark.parametrize(
+    ("rate_gbps", "output_tokens", "n_prefill"),
+    # Plenty; a link that binds; decode that takes all local instances, and most of them.
+    [(100, 1024, 3), (5, 1024, 5), (100, 4096, 0), (8, 3000, 1)],
+)
+def test_the_search_is_of_both_dimensions(rate_gbps, output_tokens, n_prefill, reading):
+    deployment = replace(PAPER, link=LinkModel(rate_gbps), output_tokens=output_tokens)
+    found, splits = search(deployment, 4, 8, reading, 1400)
+    best = max(
+        capacity(
+            deployment, Shape.THRESHOLD, Split(4, local, 8 - local), threshold, reading
+        ).requests_per_s
+        for local in range(8)
+        for threshold in range(0, 132_000, 1400)
+    )
+    assert found.requests_per_s == pytest.approx(best, rel=1e-12)
+    assert found.split.n_prefill == n_prefill
+    assert [point.split.n_prefill for point in splits] == list(range(8))
 
 
 def test_the_search_looks_at_few_points_of_any_range():
@@ -245,6 +334,20 @@ def test_decode_batch_keeps_the_slo():
     # batch 20 of 25 ms, 13 of 19.75 ms, 3 of 12.25 ms, none
     expected = [20 / 0.025, 13 / 0.01975, 3 / 0.01225, 0.0]
     assert rates == pytest.approx([rate / 1024 for rate in expected])
+
+
+def test_decode_counts_the_mean_context_of_a_batch():
+    # 10,000 tokens in and on average half of 2,000 out: 11,000 a sequence, 1.1 ms of each step.
+    local = replace(PAPER.local, decode=DecodeStep(0.005, 0.0, 1e-7))
+    deployment = replace(
+        PAPER, lengths=Fixed(10_000), output_tokens=2000, local=local, slo_tokens_per_s=40
+    )
+    # 18 sequences step in 24.8 ms, 19 in 25.9 ms.
+    result = capacity(deployment, Shape.NAIVE, Split(40, 0, 1))
+    assert result.decode_per_s == pytest.approx(18 / (0.0248 * 2000))
+    tolerant = replace(deployment, slo_tolerance=0.04)
+    result = capacity(tolerant, Shape.NAIVE, Split(40, 0, 1))
+    assert result.decode_per_s == pytest.approx(19 / (0.0259 * 2000))
 
 
 def test_delivery_overlaps_layers():
@@ -344,6 +447,8 @@ def test_plan_json_is_valid_for_an_override(capsys):
     plan = json.loads(capsys.readouterr().out)
     assert plan["link"]["rate_gbps"] == 5
     assert plan["search"]["bounded"]["threshold_tokens"] > 19_600
+    assert plan["search"]["unbounded"]["threshold_tokens"] == 19_600
+    assert plan["search"]["unbounded"]["requests_per_s"] == pytest.approx(3.1955, abs=5e-4)
     assert plan["configurations"][0]["name"] == "homogeneous"
 
 
