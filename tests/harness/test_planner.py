@@ -311,6 +311,16 @@ def test_costs_count_instances_and_egress():
     assert capacity(PAPER, Shape.NAIVE, Split(4, 0, 8)).cost_per_hour is None
 
 
+def test_prices_of_profiles_hold_where_none_is_given():
+    local = replace(PAPER.local, price_per_hour=20.0)
+    remote = replace(PAPER.remote, price_per_hour=40.0)
+    deployment = replace(PAPER, local=local, remote=remote)
+    naive = capacity(deployment, Shape.NAIVE, Split(4, 0, 8))
+    assert naive.cost_per_hour == pytest.approx(4 * 40 + 8 * 20)
+    given = replace(deployment, prices=Prices(10.0, 5.0))
+    assert capacity(given, Shape.NAIVE, Split(4, 0, 8)).cost_per_hour == pytest.approx(80.0)
+
+
 def test_break_even_prices():
     homogeneous = Operation(0, 12, 2.0)
     prfaas = Operation(4, 8, 3.0, gb_per_request=0.5)

@@ -133,6 +133,30 @@ def test_prices_give_costs_and_break_evens():
     assert rows["prfaas"].cost_per_request == pytest.approx(rows["homogeneous"].cost_per_request)
 
 
+def test_the_best_has_the_most_instances_of_any_configuration():
+    fewer = AxisSpec(key="configurations.naive.n_prfaas", values=(2,))
+    [point] = points(study_of(fewer, configurations=("homogeneous", "naive", "prfaas")))
+    best = next(row for row in evaluate(point, best=True) if row.configuration == "best")
+    assert (best.n_prfaas, best.n_prefill, best.n_decode) == (4, 3, 5)
+
+
+def test_a_simulated_decode_batch_is_the_largest_that_keeps_the_slo():
+    # 5 ms + 1 ms a sequence: 7 sequences at 80 tokens/s, of the profile's 20.
+    axes = (
+        AxisSpec(key="profiles.pd", values=("1t-h20-step5",)),
+        AxisSpec(key="slo.tokens_per_s", values=(80,)),
+    )
+    study = study_of(*axes, configurations=("homogeneous",), mode="simulate")
+    more = {"measure.slo_search": True, "measure.capacity_window_s": 300}
+    study = study.model_copy(update={"set": {**SHORT, **more}})
+    full, common = evaluate(points(study)[0], best=False)
+    assert full.decode_batch == 7
+    assert full.throughput_per_s == pytest.approx(3 * 7 / (0.012 * 1024), rel=0.05)
+    assert 0.010 < full.tpot_p90_s <= 0.0125
+    assert 0 < common.goodput <= 1
+    assert 0 < common.slo_rate_per_s < full.capacity_per_s * 1.05
+
+
 def test_an_slo_that_no_batch_keeps_has_no_capacity_in_both_modes():
     axes = (
         AxisSpec(key="profiles.pd", values=("1t-h20-step15",)),
@@ -260,6 +284,15 @@ def test_simulated_rows_have_the_same_columns_and_agree_with_the_plan(tmp_path):
     assert table.column_names == ["study", "mode", "point", "link.rtt_ms", *COLUMNS]
     assert table["point"].to_pylist() == [0, 0, 1, 1]
     assert table["phase"].to_pylist() == ["capacity", "latency"] * 2
+    # No threshold, no search for a rate, no prices; all else is measured.
+    assert {name for name in COLUMNS if table[name].null_count} == {
+        "threshold_tokens",
+        "slo_rate_per_s",
+        "cost_per_hour",
+        "cost_per_request",
+        "break_even_remote_per_hour",
+        "break_even_egress_per_gb",
+    }
     assert table["throughput_per_s"][0].as_py() == pytest.approx(2.39, rel=0.15)
     near, far = table["ttft_mean_s"][1].as_py(), table["ttft_mean_s"][3].as_py()
     # 4 x 4 MiB windows at 80 ms carry 1.7 Gbit/s: slower than the 3.2 Gbit/s that prefill makes.
