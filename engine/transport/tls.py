@@ -91,7 +91,12 @@ class TlsSocket(ABC):
                 raise ConnectionResetError("closed during the TLS handshake")
         self.raw.settimeout(timeout_s)
 
+    # As of plain sockets, the timeout is of each wait while many bytes are moved: progress renews
+    # it, and a peer that is slow without end is for those to end who know what it sends.
+
     def sendall(self, data: Buffer) -> None:
+        """For what fits into the socket's buffer, as frames of a handshake do: no wait is bounded
+        in all, as those of a plain socket's are."""
         self.send_views([data])
 
     def send_views(self, views: Sequence[Buffer]) -> None:
@@ -112,14 +117,16 @@ class TlsSocket(ABC):
         for view in views:
             at = 0
             while at < len(view):
-                count = self._recv_into(view[at:])
+                count = self.open(view[at:])
+                if count is None and self.fill():
+                    continue
                 if not count:
                     raise ConnectionResetError("closed")
                 at += count
 
     def recv(self, size: int) -> bytes:
-        """At most `size` bytes; none at the end of the stream. Of a non-blocking socket raises
-        BlockingIOError where nothing is there."""
+        """At most `size` bytes; none at the end of the stream. The timeout is of the whole call. Of
+        a non-blocking socket raises BlockingIOError where nothing is there."""
         room = bytearray(size)
         return bytes(room[: self._recv_into(memoryview(room))]) if size else b""
 
@@ -130,7 +137,7 @@ class TlsSocket(ABC):
             while (count := self.open(view)) is None:
                 if not self.fill():
                     return 0
-                if timeout_s:  # of the whole call, however the bytes of a record drip in
+                if timeout_s:  # however the bytes of a record drip in
                     self.raw.settimeout(max(deadline_s - time.monotonic(), 1e-6))
         finally:
             if timeout_s and self.raw.fileno() >= 0:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from engine.transport.security import (
     tls_ends,
 )
 from engine.transport.sockets import receive_views, send_views, sever
-from engine.transport.tls import PIECE_BYTES, TlsSocket, Wrap
+from engine.transport.tls import PIECE_BYTES, Stream, TlsSocket, Wrap
 from engine.transport.tls_memory import MemoryTls
 
 try:
@@ -277,6 +278,43 @@ def test_a_record_that_drips_in_is_bounded(pair: Pair) -> None:
     assert dripping.is_alive()
     over.set()
     dripping.join()
+
+
+def drip(sock: socket.socket, data: bytes, gap_s: float) -> float:
+    """Send `data` in five pieces, `gap_s` apart; returns the longest that it really was."""
+    size, longest_s, sent_s = -(-len(data) // 5), 0.0, time.monotonic()
+    for at in range(0, len(data), size):
+        time.sleep(gap_s)
+        sock.sendall(data[at : at + size])
+        longest_s, sent_s = max(longest_s, time.monotonic() - sent_s), time.monotonic()
+    return longest_s
+
+
+def read_what_drips(into: Stream, sock: socket.socket, data: bytes, size: int) -> None:
+    """Read `size` bytes of `data`, which take longer than the timeout, each piece less. Where this
+    machine could not keep that pace, nothing is said."""
+    into.settimeout(0.5)
+    with ThreadPoolExecutor(1) as other:
+        dripping = other.submit(drip, sock, data, 0.2)
+        try:
+            receive_views(into, [memoryview(bytearray(size))])
+        except TimeoutError:
+            if dripping.result() < 0.4:
+                raise
+
+
+def test_progress_renews_the_timeout_of_a_read_of_many_bytes(pair: Pair) -> None:
+    """Even within a record; as of a plain socket."""
+    before, (caught, records) = pair[0].raw, socket.socketpair()
+    pair[0].raw = caught
+    pair[0].sendall(bytes(10_000))
+    pair[0].raw = before
+    read_what_drips(pair[1], before, records.recv(1 << 16), 10_000)
+    caught.close()
+    records.close()
+    left, right = socket.socketpair()
+    with left, right:
+        read_what_drips(right, left, bytes(10_000), 10_000)
 
 
 def test_a_side_that_only_sends_has_nothing_unread(pair: Pair) -> None:
