@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from engine.pacing import Pacing
 from engine.sequence import Sequence
-
-
-class PrefillTime(Protocol):
-    def left_s(self, sequence: Sequence) -> float:
-        """Seconds of prefill that a prompt still needs."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +16,7 @@ class PacedTime:
     pacing: Pacing
 
     def left_s(self, sequence: Sequence) -> float:
+        """Seconds of prefill that a prompt still needs."""
         return self.chunk_s(sequence, sequence.computed, len(sequence.tokens))
 
     def chunk_s(self, sequence: Sequence, start: int, stop: int) -> float:
@@ -52,6 +46,7 @@ class MeasuredTime:
         self.computed_s += computed_s
 
     def left_s(self, sequence: Sequence) -> float:
+        """Seconds of prefill that a prompt still needs."""
         token_s = self.computed_s / self.tokens if self.tokens else 1e-4
         scale = sequence.prompt_tokens / (sequence.system_tokens or sequence.prompt_tokens)
         cached = max(sequence.computed, sequence.cached_tokens * scale)

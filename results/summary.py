@@ -41,9 +41,6 @@ class Scale:
     def per_second(self, raw: float | None) -> float | None:
         return None if raw is None else raw / self.time
 
-    def seconds_per_token(self, raw_s: float | None) -> float | None:
-        return None if raw_s is None else raw_s * self.time / self.tokens
-
     def gbps(self, raw_gbps: float | None) -> float | None:
         return None if raw_gbps is None else raw_gbps * self.bytes / self.time
 

@@ -56,12 +56,6 @@ class CacheStorage:
         self.state = view(layout.state)
         self.conv = view(layout.conv)
 
-    def copy_slot(self, source: int, target: int) -> None:
-        """Copy a state checkpoint (all KDA layers, state and convolution) to another slot."""
-        for tensors in (self.state, self.conv):
-            for tensor in tensors.values():
-                tensor[target].copy_(tensor[source])
-
     def poison(self, slots: tuple[int, ...] = (), pages: tuple[int, ...] = ()) -> None:
         """Fill freed slots and pages with NaN, so that any read of them shows (tests)."""
         for slot in slots:

@@ -97,7 +97,6 @@ class DataPlane:
         )
         self._next_number = 1
         self._samples: deque[dict[str, Any]] = deque(maxlen=KEPT_SAMPLES)
-        self._latest: dict[tuple[str, int], dict[str, Any]] = {}
         self._audit: deque[dict[str, Any]] = deque(maxlen=KEPT_AUDIT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wire: asyncio.Transport | None = None
@@ -198,10 +197,6 @@ class DataPlane:
         self._samples.clear()
         return rows
 
-    def link_states(self) -> dict[tuple[str, int], dict[str, Any]]:
-        """The last row of each peer, by its (host, port)."""
-        return dict(self._latest)
-
     def audit_rows(self) -> list[dict[str, Any]]:
         """Rows since the last call (`audit.audit_row`)."""
         rows = list(self._audit)
@@ -296,8 +291,6 @@ class DataPlane:
                 self.reservations.verified(message)
             case "samples":
                 self._samples.extend(message["rows"])
-                for row in message["rows"]:
-                    self._latest[row["host"], row["port"]] = row
             case "memory":
                 self.in_use_bytes = message["in_use_bytes"]
             case "audit":

@@ -106,7 +106,7 @@ class Receiver:
             case Type.COMMIT:
                 self._on_commit(now, handle, header, Commit.decode(frame.body))
             case Type.CANCEL:
-                self._on_cancel(now, handle, header.attempt)
+                self._on_cancel(handle, header.attempt)
             case _:
                 pass
 
@@ -345,7 +345,7 @@ class Receiver:
         self._renew(now, handle)
         self._maybe_verify(now, transfer)
 
-    def _on_cancel(self, now: float, handle: Handle, attempt: int) -> None:
+    def _on_cancel(self, handle: Handle, attempt: int) -> None:
         past = self._history.of(handle)
         transfer = self._transfers.get(handle)
         if transfer is not None and transfer.state is not IncomingState.ADMITTING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -159,9 +158,3 @@ def sever(sock: Stream) -> None:
     """Wake every thread blocked on the socket; its owner closes it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-
-
-def reset_on_close(sock: Stream) -> None:
-    """Closing sends RST and drops unsent bytes: nothing of a cut connection arrives later."""
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

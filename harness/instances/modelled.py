@@ -178,11 +178,6 @@ class ModelledInstance:
             kv_waiting=decode.memory.waiting if decode else 0,
         )
 
-    @property
-    def prefill_busy_s(self) -> float:
-        """Seconds that the device has computed prompts."""
-        return self._prefill.busy_s
-
     # Roles --------------------------------------------------------------------------------------
 
     async def drain(self) -> None:

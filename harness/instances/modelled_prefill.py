@@ -52,7 +52,6 @@ class PrefillStage:
         "_since_s",
         "_slowdown",
         "_works",
-        "busy_s",
         "loop",
         "name",
         "on_change",
@@ -71,7 +70,6 @@ class PrefillStage:
         self.loop = loop
         self.profile = profile
         self.rules = rules
-        self.busy_s = 0.0
         #: Told of all that leaves, while somebody wants to know.
         self.on_change: Callable[[], None] | None = None
         memory_bytes = profile.kv_memory_bytes
@@ -313,7 +311,6 @@ class PrefillStage:
         """Stop computing `work`, keeping what is done."""
         now_s = self.loop.time()
         work.done_s += (now_s - self._since_s) / self._slowdown
-        self.busy_s += now_s - self._since_s
         self._since_s = now_s
         if self._finish_timer is not None:
             self._finish_timer.cancel()
@@ -326,7 +323,6 @@ class PrefillStage:
 
     def _finish(self, work: PrefillWork) -> None:
         now_s = self.loop.time()
-        self.busy_s += now_s - self._since_s
         self._current = None
         self._finish_timer = None
         if self._preempt_timer is not None:
@@ -362,7 +358,6 @@ class PrefillStage:
         self._stop(work)
         if left_s > 0.0:
             self._chunk_timer = self.loop.call_later(left_s, self._chunk_ended)
-            self.busy_s += left_s
 
     def _chunk_ended(self) -> None:
         self._chunk_timer = None

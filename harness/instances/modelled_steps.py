@@ -11,7 +11,6 @@ from collections import deque
 
 from harness.instances.modelled_batch import StepTimes
 from harness.instances.modelled_macro import Member
-from results.records import TokenRun
 
 
 class SteppedBatch:
@@ -132,8 +131,3 @@ class SteppedBatch:
             times = self._tokens.pop(member)
             member.finish([(time_s, 0.0, 1) for time_s in times])
         return bool(finished)
-
-
-def token_times(runs: list[TokenRun]) -> list[float]:
-    """The times that runs stand for."""
-    return [start_s + i * step_s for start_s, step_s, count in runs for i in range(count)]

@@ -14,7 +14,6 @@ from harness.links.state import NETNS_DIR, PREFIX, LinkError, LinkState, command
 
 TUNSETIFF = 0x400454CA
 IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x1, 0x1000, 0x4000
-BACKENDS = ("netem", "tun", "tbf", "relay")
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,6 @@ def _cross(found: Candidate, request: Request, view: View, local: str) -> None:
 
 
 def decide(
-    request: Request,
     view: View,
     chosen: Candidate,
     local: str,

@@ -34,7 +34,7 @@ class LeastLoaded:
             found = remote or local
             if found is None:
                 raise no_prefill(self.remote, self.local)
-            return decide(request, view, found, self.local, "only usable cluster")
+            return decide(view, found, self.local, "only usable cluster")
         path = view.path(self.remote, self.local)
         transfer_s = 0.0 if path is None else path.copy_s(remote.wire_bytes)
         if transfer_s > self.transfer_budget_s:
@@ -47,7 +47,7 @@ class LeastLoaded:
             else:
                 chosen = remote if remote_load < local_load else local
             reason = "least loaded"
-        return decide(request, view, chosen, self.local, reason, (remote, local))
+        return decide(view, chosen, self.local, reason, (remote, local))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,6 @@ class UncachedThreshold:
             raise no_prefill(self.remote, self.local)
         reason = "uncached above limit" if uncached > self.uncached_tokens else "mostly cached"
         return decide(
-            request,
             view,
             chosen,
             self.local,

@@ -78,4 +78,4 @@ class Prfaas:
                     goes_remote = cheaper_remote
                     reason = "near threshold: cheaper " + ("remote" if goes_remote else "local")
             chosen = remote if goes_remote else local
-        return decide(request, view, chosen, self.local, reason, (remote, local), threshold)
+        return decide(view, chosen, self.local, reason, (remote, local), threshold)

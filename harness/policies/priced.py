@@ -36,9 +36,9 @@ class Eft:
             found = remote or local
             if found is None:
                 raise no_prefill(self.remote, self.local)
-            return decide(request, view, found, self.local, "only usable cluster")
+            return decide(view, found, self.local, "only usable cluster")
         chosen = remote if remote.ttft_s <= local.ttft_s else local
-        return decide(request, view, chosen, self.local, "earliest finish", (remote, local))
+        return decide(view, chosen, self.local, "earliest finish", (remote, local))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ class Priced:
             found = remote or local
             if found is None:
                 raise no_prefill(self.remote, self.local)
-            return decide(request, view, found, self.local, "only usable cluster")
+            return decide(view, found, self.local, "only usable cluster")
         prices = self.prices
         if prices.remote_cost_s(remote, view.now_s) <= prices.local_cost_s(local):
-            return decide(request, view, remote, self.local, "cheaper remote", (remote, local))
-        return decide(request, view, local, self.local, "cheaper local", (remote, local))
+            return decide(view, remote, self.local, "cheaper remote", (remote, local))
+        return decide(view, local, self.local, "cheaper local", (remote, local))

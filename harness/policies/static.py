@@ -31,7 +31,7 @@ class Homogeneous:
         found = candidate(request, view, self.local, self.local)
         if found is None:
             raise no_prefill(self.local)
-        return decide(request, view, found, self.local, "only cluster")
+        return decide(view, found, self.local, "only cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Naive:
         found = candidate(request, view, self.remote, self.local)
         if found is None:
             raise no_prefill(self.remote)
-        return decide(request, view, found, self.local, "all prefill remote")
+        return decide(view, found, self.local, "all prefill remote")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Balanced:
             found = remote or local
             if found is None:
                 raise no_prefill(self.remote, self.local)
-            return decide(request, view, found, self.local, "only usable cluster")
+            return decide(view, found, self.local, "only usable cluster")
         if remote.wait_s == local.wait_s == 0.0:
             goes_remote = self._share_sends_remote(request.id, remote.pool, local.pool)
             reason = "share of capacity"
@@ -81,7 +81,7 @@ class Balanced:
             goes_remote = remote.wait_s <= local.wait_s
             reason = "least wait"
         chosen = remote if goes_remote else local
-        return decide(request, view, chosen, self.local, reason, (remote, local))
+        return decide(view, chosen, self.local, reason, (remote, local))
 
     def _share_sends_remote(self, request_id: int, remote: PrefillPool, local: PrefillPool) -> bool:
         remote_rate = len(remote.names) / remote.profile.prefill_s(self.reference_tokens)
@@ -120,4 +120,4 @@ class PrfaasStatic:
             chosen, reason = other, "other side: none usable"
         if chosen is None:
             raise no_prefill(self.remote, self.local)
-        return decide(request, view, chosen, self.local, reason, considered, threshold)
+        return decide(view, chosen, self.local, reason, considered, threshold)

@@ -129,11 +129,6 @@ class Profile:
             raise ProfileError(f"profile {self.name}: decode is not profiled ([decode] is missing)")
         return self.decode.at(batch, context_tokens)
 
-    def decode_rate(self, context_tokens_each: float = 0.0) -> float:
-        """Tokens/s of a full batch whose sequences have `context_tokens_each` of context."""
-        batch = self.max_batch
-        return batch / self.decode_step_s(batch, batch * context_tokens_each)
-
     def scaled(self, time_scale: float = 1.0, byte_scale: float = 1.0) -> Profile:
         """Durations divided by `time_scale`, sizes by `byte_scale`; lengths stay those of the
         modelled system."""

@@ -53,7 +53,6 @@ class FakeEngine:
             on_freed=self.poison,
         )
         self.scheduler = Scheduler(self.pool, limits, discipline)
-        self.computed_tokens = 0
         self.tick = 0
 
     def poison(self, group: Group, number: int) -> None:
@@ -82,7 +81,6 @@ class FakeEngine:
                 assert item.start < position <= item.stop
                 self.states[slot] = tuple(tokens[:position])
             self.states[lease.slot] = tuple(tokens[: item.stop])
-            self.computed_tokens += item.stop - item.start
             if item.samples:
                 sampled.append(answer(tokens))
         if cancel is not None:

@@ -86,18 +86,6 @@ def test_poison_reaches_only_what_is_named():
     assert not storage.latents[3][:5].isnan().any()
 
 
-def test_copy_slot_copies_both_kinds_of_every_layer():
-    storage = CacheStorage(layout())
-    for tensors in (storage.state, storage.conv):
-        for tensor in tensors.values():
-            tensor[1].normal_()
-    storage.poison(slots=(3,))
-    storage.copy_slot(1, 3)
-    for tensors in (storage.state, storage.conv):
-        for tensor in tensors.values():
-            assert torch.equal(tensor[1], tensor[3])
-
-
 def test_layout_id_differs_where_bytes_would_be_misread():
     ids = {
         layout().layout_id,

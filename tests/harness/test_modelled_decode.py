@@ -18,7 +18,6 @@ from harness.instances import modelled
 from harness.instances.modelled import DecodeRules, ModelledInstance
 from harness.instances.modelled_batch import StepClock, StepTimes
 from harness.instances.modelled_macro import MacroBatch as PythonBatch
-from harness.instances.modelled_steps import token_times
 from harness.ports import DecodeJob, InstanceLost, InstanceSpec, PrefillDone, RequestRejected, Role
 from native import require
 from workloads.request import Request
@@ -90,6 +89,11 @@ def put_cache(instance: ModelledInstance, request: Request) -> DecodeJob:
 
 def request(number: int, arrival_s: float, output_tokens: int, input_tokens: int = 10) -> Request:
     return Request(number, arrival_s, input_tokens, output_tokens)
+
+
+def token_times(runs):
+    """The times that runs stand for."""
+    return [start_s + i * step_s for start_s, step_s, count in runs for i in range(count)]
 
 
 def play(device, requests, cancel_after_s, events, rules):

@@ -1,7 +1,7 @@
 """The simulator against queueing theory: waits within their confidence interval of closed forms.
 
-Each run is cut into batches whose means are nearly independent; the theory must lie within
-4 standard errors of their mean (all seeds are fixed, so a pass stays a pass).
+Each run is cut into batches whose means are nearly independent; the theory must lie within the 99 %
+confidence interval of their mean by Student's t (all seeds are fixed, so a pass stays a pass).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from harness.clock import run
 from harness.fleets.modelled import build_fleet
@@ -72,7 +73,8 @@ def assert_mean(values: np.ndarray, expected: float, batches: int = 40) -> None:
     values = values[len(values) // 20 :]  # the empty start
     means = np.array([batch.mean() for batch in np.array_split(values, batches)])
     error = means.std(ddof=1) / math.sqrt(batches)
-    assert abs(means.mean() - expected) < 4 * error, (means.mean(), expected, error)
+    within = stats.t.ppf(0.995, batches - 1) * error
+    assert abs(means.mean() - expected) < within, (means.mean(), expected, error)
     assert error < 0.12 * expected  # an interval wide enough for anything proves nothing
 
 

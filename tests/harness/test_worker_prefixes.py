@@ -72,9 +72,6 @@ class Worker:
         return rows
 
 
-Read = Callable[[str], Awaitable[list[list[object]]]]
-
-
 class Told:
     """A directory fed by workers' events."""
 

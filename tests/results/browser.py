@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import shutil
 import tempfile
@@ -83,10 +82,6 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             await self.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab",
                             windowsVirtualKeyCode=9)  # fmt: skip
-
-    async def screenshot(self, path: Path) -> None:
-        shot = await self.call("Page.captureScreenshot", captureBeyondViewport=True, format="png")
-        path.write_bytes(base64.b64decode(shot["data"]))
 
 
 @asynccontextmanager
