@@ -334,6 +334,17 @@ def test_window_limited_link_is_named_so():
     assert backlog == pytest.approx(970.0)
 
 
+def test_lossy_link_is_named_so_and_its_loss_is_shown():
+    async def main():
+        # 1,448 sqrt(3/2) / (0.1 s x sqrt(0.01)) = 177 kB/s a connection.
+        link = link_of(1 * MB, rtt_s=0.1, loss=0.01, limits=FlowLimits(connections=1))
+        send(link, 100 * MB)
+        await asyncio.sleep(3.5)
+        return link.signals.verdict, link.signals.loss, link.signals.throughput_bps
+
+    assert run(main()) == ("lossy", 0.01, pytest.approx(8 * 177_343, rel=1e-4))
+
+
 def test_rates_of_a_flow_are_traced_when_asked_for():
     async def main():
         ended = []

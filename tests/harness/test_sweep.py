@@ -118,6 +118,14 @@ def test_plan_rows_follow_the_model():
     assert rows["homogeneous", "capacity"].cost_per_hour is None
 
 
+def test_a_planned_rate_past_capacity_yields_capacity():
+    study = study_of(RATES, configurations=("homogeneous",))
+    study = study.model_copy(update={"set": {**SHORT, "measure.request_rate": 5.0}})
+    row = next(row for row in evaluate(points(study)[1], best=False) if row.phase == "latency")
+    assert row.offered_per_s == 5.0
+    assert row.throughput_per_s == row.capacity_per_s == pytest.approx(2.0305, abs=1e-3)
+
+
 def test_prices_give_costs_and_break_evens():
     own = {"price.remote_per_hour": 32.0, "price.local_per_hour": 16.0, "price.egress_per_gb": 0.01}
     study = study_of(RATES).model_copy(update={"set": {**SHORT, **own}})
