@@ -185,6 +185,20 @@ def test_wait_for_memory_is_bounded():
     assert run(main()) == 9.0
 
 
+def test_memory_that_comes_in_time_ends_the_wait_for_it():
+    async def main():
+        p, d = pair(PrefillRules(grant_timeout_s=7.0), receiver=Device(kv_memory_bytes=1500.0))
+        link = link_of(100.0)
+        first = await p.prefill(job(1, 1000, d, link))
+        second = p.prefill(job(2, 1000, d, link))
+        await asyncio.sleep(5)
+        d.abandon(Request(1, 0.0, 1000, 1), 1)
+        # The transfer alone lasts longer than the wait may.
+        return first.delivered_s, (await second).delivered_s
+
+    assert run(main()) == (pytest.approx(10.1), pytest.approx(25.1))
+
+
 def test_cache_that_can_never_fit_is_rejected_at_once():
     async def main():
         p, d = pair(receiver=Device(kv_memory_bytes=500.0))
@@ -399,6 +413,24 @@ def test_pause_freezes_prefill_and_its_production():
         return done.finished_s, done.delivered_s
 
     assert run(main()) == (3.0, pytest.approx(3.0001))
+
+
+@pytest.mark.parametrize(
+    ("cancel_s", "pause_s", "resume_s", "started_s"),
+    [(0.3, 0.5, 2.5, 3.0), (0.5, 0.3, 2.0, 2.7)],
+    ids=["cancelled, then paused", "paused, then cancelled"],
+)
+def test_the_chunk_of_a_prompt_that_is_gone_is_frozen_too(cancel_s, pause_s, resume_s, started_s):
+    async def main():
+        p, d = pair()
+        first, second = p.prefill(job(1, 1000, d)), p.prefill(job(2, 1000, d))
+        loop = asyncio.get_running_loop()
+        loop.call_at(cancel_s, first.cancel)
+        loop.call_at(pause_s, p.pause)
+        loop.call_at(resume_s, p.resume)
+        return (await second).started_s
+
+    assert run(main()) == pytest.approx(started_s)
 
 
 def test_slowing_down_stretches_what_is_left():

@@ -433,6 +433,12 @@ def test_one_length_gives_one_stage():
         assert [stage.cluster for stage in result.stages] == [used]
 
 
+def test_of_equal_thresholds_the_least_is_taken():
+    deployment = replace(PAPER, lengths=Fixed(10_000))
+    assert best_threshold(deployment, 8, 1) == 0
+    assert best_threshold(deployment, 1, 8) == 10_000
+
+
 def test_the_preset_is_the_case_study():
     experiment = load_experiment("paper")
     deployment = deployment_of(experiment)
