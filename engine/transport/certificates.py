@@ -31,6 +31,7 @@ def make_authority(directory: Path, days: int = 30) -> Path:
         _builder(name, name, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
     _write(key_path, _private_pem(key), 0o600)
@@ -64,6 +65,10 @@ def make_certificate(directory: Path, name: str, days: int = 30) -> tuple[Path, 
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(usage, critical=False)
+        # RFC 5280, 4.2.1.1: not to be left out, and Python from 3.13 on refuses a chain without.
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
         .sign(signer, hashes.SHA256())
     )
     paths = directory / f"{name}.pem", directory / f"{name}.key"

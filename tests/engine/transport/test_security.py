@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from pathlib import Path
@@ -96,6 +97,23 @@ async def test_missing_files_are_named(bench: Any, certs: Path) -> None:
     broken = Security(str(certs / "nobody.pem"), str(certs / "decode.key"), str(certs / "ca.pem"))
     with pytest.raises(PlaneLost, match=r"nobody\.pem: no such file; `prfaas certs`"):
         await bench.plane(bench.source, security=broken)
+
+
+def test_certificates_pass_the_strict_check(certs: Path) -> None:
+    # Python's own contexts make it from 3.13 on.
+    server, client = (c(identity(certs, "decode")) for c in (server_context, client_context))
+    for context in (server, client):
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        client.wrap_bio(to_client, to_server, server_side=False),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(3):
+        for side in sides:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    assert [side.getpeercert()["subject"][0][0][1] for side in sides] == ["decode", "decode"]
 
 
 def test_only_tls_1_3_is_spoken(certs: Path) -> None:
