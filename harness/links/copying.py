@@ -12,6 +12,8 @@ from harness.ports import TransferFailed
 class _Copy:
     """Owner of the flow (harness.links.flow.FlowOwner)."""
 
+    key = None
+
     def __init__(self) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -26,6 +26,11 @@ _NEVER = float("inf")
 class FlowOwner(Protocol):
     """Told once how its flow ended, unless it aborted the flow itself."""
 
+    @property
+    def key(self) -> tuple[int, int] | None:
+        """The request whose cache flows, and which attempt; None for no request's."""
+        ...
+
     def flow_delivered(self, flow: Flow) -> None: ...
 
     def flow_failed(self, flow: Flow, why: str) -> None: ...

@@ -65,8 +65,6 @@ class FluidLink:
         queue_bytes: float = 0.0,
         sample_s: float = 1.0,
         on_sample: Callable[[LinkSample], None] | None = None,
-        on_flow: Callable[[Flow], None] | None = None,
-        trace_rates: bool = False,
     ) -> None:
         self.source = source
         self.sink = sink
@@ -75,8 +73,7 @@ class FluidLink:
         self._queue_bytes = queue_bytes
         self._sample_s = sample_s
         self._on_sample = on_sample
-        self._on_flow = on_flow
-        self._trace_rates = trace_rates
+        self._on_flow: Callable[[Flow], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._origin_s = self._loop.time()
 
@@ -99,6 +96,11 @@ class FluidLink:
         for state in later:
             self._loop.call_at(self._origin_s + state.at_s, self.change, state)
 
+    def trace(self, on_flow: Callable[[Flow], None]) -> None:
+        """Keep the `rates` of each flow that is opened from now on, and tell `on_flow` of it when
+        it has ended, delivered or not."""
+        self._on_flow = on_flow
+
     # What a sender does -------------------------------------------------------------------------
 
     def open(self, total_bytes: float, owner: FlowOwner, *, held: bool = False) -> Flow:
@@ -106,7 +108,7 @@ class FluidLink:
         `release`."""
         now_s = self._loop.time()
         flow = Flow(total_bytes, self._flow_cap, owner, now_s, held)
-        if self._trace_rates:
+        if self._on_flow is not None:
             flow.rates = []
         self._flows[flow] = None
         return flow
@@ -141,6 +143,8 @@ class FluidLink:
         self._enter(flow, _ENDED, now_s)
         self._ended_bytes += flow.sent
         del self._flows[flow]
+        if flow.rates is not None and self._on_flow is not None:
+            self._on_flow(flow)
 
     # What happens to a link ---------------------------------------------------------------------
 
@@ -252,7 +256,8 @@ class FluidLink:
         self._all_satisfied = False
         caps = [flow.cap for flow in self._backlogged]
         left = max(0.0, self._rate - self._paced_sum)
-        level = left if len(caps) == 1 else water_level(left, caps)
+        # With nobody in backlog it is the paced flows alone that ask for too much.
+        level = water_level(left, caps) if len(caps) > 1 else left if caps else 0.0
         if self._fastest_pace > level:
             self._fastest_pace = max((flow.pace for flow in self._paced), default=0.0)
         if self._fastest_pace > level:
@@ -320,7 +325,7 @@ class FluidLink:
         flow.delivered_s = self._loop.time()
         self._ended_bytes += flow.total
         del self._flows[flow]
-        if self._on_flow is not None:
+        if flow.rates is not None and self._on_flow is not None:
             self._on_flow(flow)
         flow.owner.flow_delivered(flow)
 

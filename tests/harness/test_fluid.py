@@ -190,6 +190,41 @@ def test_paced_flows_get_their_pace_before_backlogged_ones_share_the_rest():
     assert run(main()) == (1.0, 4.5, 4.5)
 
 
+def paced(link, *paces):
+    """Flows that are produced at these rates for 1,000 s."""
+    flows = [link.open(1000.0 * pace, Owner()) for pace in paces]
+    now_s = asyncio.get_running_loop().time()
+    for flow in flows:
+        link.produce(flow, now_s, now_s + 1000.0, flow.total, 0.0)
+    return flows
+
+
+@pytest.mark.parametrize(
+    ("paces", "rates"),
+    [
+        ([4.0, 4.0, 4.0], [10 / 3] * 3),
+        ([2.0, 6.0, 6.0], [2.0, 4.0, 4.0]),
+        ([6.0, 2.0, 6.0, 1.0], [3.5, 2.0, 3.5, 1.0]),
+        ([5.0, 5.0], [5.0, 5.0]),
+    ],
+)
+def test_productions_that_exceed_the_link_together_share_it(paces, rates):
+    async def main():
+        return [flow.rate for flow in paced(link_of(10.0), *paces)]
+
+    assert run(main()) == pytest.approx(rates)
+
+
+def test_productions_share_a_link_that_becomes_scarce():
+    async def main():
+        link = link_of(100.0, later=[LinkState(2.0, 8 * 10.0)])
+        flows = paced(link, 2.0, 6.0, 6.0)
+        await asyncio.sleep(3)
+        return [flow.rate for flow in flows], link.sent_bytes()
+
+    assert run(main()) == (pytest.approx([2.0, 4.0, 4.0]), 2 * 14 + 10)
+
+
 def test_outage_stops_all_and_recovery_goes_on():
     async def main():
         link = link_of(10.0, later=[LinkState(1.0, 0.0), LinkState(6.0, 80.0)])
@@ -348,16 +383,20 @@ def test_lossy_link_is_named_so_and_its_loss_is_shown():
 def test_rates_of_a_flow_are_traced_when_asked_for():
     async def main():
         ended = []
-        link = link_of(10.0, trace_rates=True, on_flow=ended.append)
-        send(link, 40.0)
-        await asyncio.sleep(2)
-        send(link, 30.0)
-        await asyncio.sleep(20)
+        link = link_of(10.0)
+        send(link, 1.0)
+        link.trace(ended.append)
+        await asyncio.sleep(1)
+        for wait_s, n_bytes in ((2, 40.0), (19, 30.0), (2, 40.0)):
+            flow, _ = send(link, n_bytes)
+            await asyncio.sleep(wait_s)
+        link.abort(flow)
         return [flow.rates for flow in ended]
 
     assert run(main()) == [
-        [(0.0, 80.0), (2.0, 40.0), (6.0, 0.0)],
-        [(2.0, 40.0), (6.0, 80.0), (7.0, 0.0)],
+        [(1.0, 80.0), (3.0, 40.0), (7.0, 0.0)],
+        [(3.0, 40.0), (7.0, 80.0), (8.0, 0.0)],
+        [(22.0, 80.0), (24.0, 0.0)],
     ]
 
 
@@ -398,7 +437,7 @@ states_strategy = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from([5.0, 20.0, 1000.0]),
+    st.sampled_from([5.0, 20.0, 100.0, 1000.0]),
     st.sampled_from([math.inf, 8.0, 30.0]),
     flows_strategy,
     states_strategy,
