@@ -10,12 +10,15 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from harness.control import Control
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.base import Fleet, OpenFleet
+from harness.links.flow import Flow
+from harness.links.fluid import FluidLink
 from harness.live import LivePhase, Say, TtftLines, Watch, watched
 from harness.measure import (
     PhaseData,
@@ -34,7 +37,7 @@ from harness.verification import Sample
 from harness.view import View
 from results.recorder import Recorder
 from results.records import RequestRecord, Status
-from results.rows import DecisionRow, InstanceRow, LinkRow
+from results.rows import DecisionRow, FlowRow, InstanceRow, LinkRow
 from results.summary import ConfigurationSummary, Latency, Measured, PhaseSummary
 from workloads.request import Request
 
@@ -206,6 +209,11 @@ class _Run:
             copier=fleet.copier,
         )
 
+        if experiment.measure.flow_rates:
+            for ends, link in fleet.links.items():
+                assert isinstance(link, FluidLink)
+                link.trace(partial(self._write_flow, "->".join(ends)))
+
     def link_bps(self) -> float:
         """Rate of the egress direction as it runs; 0 without one."""
         return next(
@@ -327,6 +335,14 @@ class _Run:
             self._live.link(row)
         if self._phase != SEARCH:
             self._recorder.link(row, self._name, self._phase)
+
+    def _write_flow(self, link: str, flow: Flow) -> None:
+        if self._phase == SEARCH:
+            return
+        ident, attempt = flow.owner.key or (None, None)
+        for time_s, rate_bps in flow.rates or ():
+            row = FlowRow(time_s - self._origin_s, link, ident, attempt, rate_bps)
+            self._recorder.flow(row, self._name, self._phase)
 
     def _write_instance(self, row: InstanceRow) -> None:
         if self._phase != SEARCH:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +27,7 @@ from harness.scale import UNSCALED, Scale
 from harness.verdict import CUT_OFF, Fault, faults
 from results import rundir, summary
 from results.recorder import Recorder
-from results.schemas import REAL, SCHEMAS
+from results.schemas import ASKED, REAL, SCHEMAS
 from results.summary import RunSummary
 from workloads.spec import notes
 
@@ -41,6 +44,18 @@ def _ending() -> list[signal.Signals]:
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
 
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Signals are handled afterwards as they were before."""
+    before = {number: signal.getsignal(number) for number in _ending()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # not one of Python's
+                signal.signal(number, handler)
+
+
 @dataclass(frozen=True, slots=True)
 class Execution:
     """A finished run: its directory, what summary.json says, and the exit code of its verdict."""
@@ -50,6 +65,7 @@ class Execution:
     exit_code: ExitCode
 
 
+@_handlers_kept()
 def execute(
     experiment: Experiment,
     root: Path,
@@ -61,10 +77,11 @@ def execute(
     """Run `experiment` in its mode and write a run directory under `root`.
 
     SIGINT, SIGTERM and SIGHUP end the sending, drain what is in flight and write what there is,
-    marked incomplete; a second one, or the first in virtual time, cancels. summary.json is written
-    after each phase, so that a run that is killed has the figures of those that ended. `fleets`:
-    where the workers of `emulate` stand, if not on this host. In real time `watch` is shown each
-    phase while it runs. Raises CommandError.
+    marked incomplete; a second one, or the first in virtual time, cancels. There the second ends
+    the process: what is written so far stays. summary.json is written after each phase, so that a
+    run that is killed has the figures of those that ended. `fleets`: where the workers of `emulate`
+    stand, if not on this host. In real time `watch` is shown each phase while it runs. Raises
+    CommandError.
     """
     started_s = time.monotonic()
     plan = plan_run(experiment)
@@ -79,7 +96,10 @@ def execute(
     )
     directory = rundir.create(root, identity, to_toml(experiment))
     runner, open_fleet, scale = _backend(experiment, directory.path, fleets)
-    tables = [name for name in SCHEMAS if not (simulated and name in REAL)]
+    without = REAL if simulated else frozenset()
+    if not experiment.measure.flow_rates:
+        without |= ASKED
+    tables = [name for name in SCHEMAS if name not in without]
     recorder = Recorder(directory.path, _metadata(experiment, scale, simulated), tables=tables)
     comparison = Comparison()
     log = _logged(directory, say)
@@ -169,21 +189,26 @@ def _backend(
 
 async def _cancellable(work: Coroutine[Any, Any, None]) -> None:
     """The comparison in virtual time: a signal cancels it between two callbacks. Raised wherever
-    the program is, it would break a task off in the middle, which asyncio complains of at length.
+    the program is, it would break a task off in the middle, which asyncio complains of at length;
+    so the second one, also while what there is gets written, raises nothing either.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     cancel = task.cancel
+    interrupted = False
 
     def interrupt(number: int, frame: object) -> None:
-        loop.call_soon(cancel)
+        nonlocal interrupted
+        if interrupted:
+            os.write(sys.stderr.fileno(), b"interrupted again: ended at once\n")
+            os._exit(ExitCode.INTERRUPTED)
+        interrupted = True
+        if not loop.is_closed():
+            loop.call_soon(cancel)
 
-    before = {number: signal.signal(number, interrupt) for number in _ending()}
-    try:
-        await work
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    for number in _ending():
+        signal.signal(number, interrupt)
+    await work
 
 
 async def _supervised(

@@ -105,6 +105,9 @@ class MeasureSpec(Section):
     )
     drain_s: float = Field(600, gt=0, description="bound on the drain of a phase")
     sample_s: float = Field(1.0, ge=1e-3, description="interval of link and instance samples")
+    flow_rates: bool = Field(
+        False, description="simulate: also write the rate of each flow over time, flows.parquet"
+    )
 
 
 class CacheSpec(Section):
@@ -163,6 +166,14 @@ class Experiment(Section):
         names = [configuration.name for configuration in self.configurations]
         if len(set(names)) != len(names):
             raise ValueError(f"configurations: names must be unique, found {names}")
+        return self
+
+    @model_validator(mode="after")
+    def _flows_are_modelled(self) -> Experiment:
+        if self.measure.flow_rates and self.mode != "simulate":
+            raise ValueError(
+                f"measure.flow_rates: only simulate knows each flow's rate, mode is {self.mode}"
+            )
         return self
 
 

@@ -17,7 +17,7 @@ from results import columns, gap_counts
 from results.growing import GrowingParquet
 from results.records import RequestRecord
 from results.request_rows import RequestRows
-from results.rows import AuditRow, DecisionRow, InstanceRow, LinkRow
+from results.rows import AuditRow, DecisionRow, FlowRow, InstanceRow, LinkRow
 from results.schemas import SCHEMAS, with_metadata
 
 COMPLETE_KEY = "prfaas.complete"
@@ -31,7 +31,7 @@ _GROUP_BYTES = 64 << 20
 #: How the columns of a table are made from its rows, after the first two.
 _CONVERTERS = {
     table: [columns.converter(field) for field in list(SCHEMAS[table])[2:]]
-    for table in ("links", "instances", "decisions", "audit")
+    for table in ("links", "instances", "decisions", "audit", "flows")
 }
 
 
@@ -55,7 +55,7 @@ class _Where:
 
 
 class _Rows:
-    """Rows of links, instances, decisions or audit not yet converted."""
+    """Rows of links, instances, decisions, audit or flows not yet converted."""
 
     __slots__ = ("rows", "table", "where")
 
@@ -153,6 +153,9 @@ class Recorder:
 
     def audit(self, row: AuditRow, configuration: str, phase: str) -> None:
         self._add(self._others["audit"], row, configuration, phase)
+
+    def flow(self, row: FlowRow, configuration: str, phase: str) -> None:
+        self._add(self._others["flows"], row, configuration, phase)
 
     def _add(self, waiting: _Rows, row: Any, configuration: str, phase: str) -> None:
         where, rows = waiting.where, waiting.rows

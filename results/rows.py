@@ -1,4 +1,4 @@
-"""Rows of links, instances, decisions and audit parquet: plain tuples, since one is made per event.
+"""Rows of the other tables: plain tuples, since one is made per event.
 
 Field order is that of the schema after `configuration` and `phase`; seconds become microseconds
 when written (`results.schemas` has the definitions).
@@ -29,6 +29,16 @@ class LinkRow(NamedTuple):
     retransmits: int | None = None
     rwnd_limited: float | None = None
     sndbuf_limited: float | None = None
+
+
+class FlowRow(NamedTuple):
+    """A change of one flow's rate. `id` and `attempt` are None for a prefix that is copied."""
+
+    time_s: float
+    link: str
+    id: int | None
+    attempt: int | None
+    rate_bps: float
 
 
 class InstanceRow(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 #: Of the set of tables; raised when a table, or a column of any of them, is added.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 NAMES = pa.dictionary(pa.int32(), pa.string())
 RUNS = pa.list_(
@@ -132,6 +132,18 @@ LINKS = pa.schema(
     ]
 )  # fmt: skip
 
+FLOWS = pa.schema(
+    [
+        *_WHERE,
+        _time("time_us", "when the flow's rate became this; it keeps it until its next row"),
+        _field("link", NAMES, "", "direction, source->sink cluster"),
+        _field("id", pa.int64(), "", "id of the request in requests.parquet whose cache flows; "
+               "null: a cached prefix that is copied"),
+        _field("attempt", pa.int32(), "", "attempt of the request, 1 for the first"),
+        _field("rate_bps", pa.float64(), "bit/s", "of payload; 0 in a flow's last row"),
+    ]
+)  # fmt: skip
+
 INSTANCES = pa.schema(
     [
         *_WHERE,
@@ -213,10 +225,13 @@ SCHEMAS: dict[str, pa.Schema] = {
     "instances": INSTANCES,
     "decisions": DECISIONS,
     "audit": AUDIT,
+    "flows": FLOWS,
 }
 
 #: Tables of runs in which real caches cross.
 REAL = frozenset({"audit"})
+#: Tables of runs that ask for them.
+ASKED = frozenset({"flows"})
 
 
 def with_metadata(table: str, meta: Mapping[str, str]) -> pa.Schema:

@@ -32,7 +32,7 @@ from harness.sweep.study import Point
 from harness.topology import PD, PRFAAS, instance_specs
 from results.recorder import Recorder
 from results.records import RequestRecord
-from results.rows import DecisionRow, InstanceRow, LinkRow
+from results.rows import DecisionRow, FlowRow, InstanceRow, LinkRow
 from results.summary import ConfigurationSummary, PhaseSummary
 
 BEST = "best"
@@ -220,6 +220,9 @@ class _Discard(Recorder):
         pass
 
     def link(self, row: LinkRow, configuration: str, phase: str) -> None:
+        pass
+
+    def flow(self, row: FlowRow, configuration: str, phase: str) -> None:
         pass
 
     def instance(self, row: InstanceRow, configuration: str, phase: str) -> None:

@@ -19,6 +19,7 @@ ROWS = {
     2: {"requests": 2, "tokens": 2, "gaps": 2, "links": 1, "instances": 1, "decisions": 1},
 }
 ROWS[3] = ROWS[2] | {"audit": 2}
+ROWS[4] = ROWS[3] | {"flows": 2}
 
 
 def test_each_version_has_a_fixture() -> None:
@@ -52,7 +53,7 @@ def test_version_1_values() -> None:
     assert reader.read(V1, "decisions").to_pylist()[0]["threshold_tokens"] == 19_400.0
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, 3, 4])
 def test_values_of_later_versions(version: int) -> None:
     folder = FIXTURES / f"v{version}"
     first, second = reader.read(folder, "tokens").to_pylist()
