@@ -159,6 +159,39 @@ def test_a_run_that_is_told_to_end_keeps_what_it_has(
     assert (run / "run.json").exists()
 
 
+TWICE = """
+import asyncio, os, signal, sys, weakref
+from harness import execution
+from harness.cli.main import main
+
+async def compare(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(1)
+
+class Closing(execution.Recorder):
+    def close(self, complete):
+        # As in the middle of it: where an exception would be told of and passed over.
+        again = weakref.ref(Closing.__new__(Closing), lambda _: os.kill(os.getpid(), signal.SIGINT))
+        print("still there", again)
+
+execution.compare, execution.Recorder = compare, Closing
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main(["run", "paper", "--out", sys.argv[1]])
+"""
+
+
+def test_a_second_ctrl_c_ends_a_simulation_at_once_and_quietly(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (ExitCode.INTERRUPTED, "")
+    planned, *said = done.stderr.splitlines()
+    assert "configurations" in planned
+    assert said == ["interrupted again: ended at once"]
+    (run,) = tmp_path.iterdir()
+    assert reader.read(run, "requests").num_rows == 0
+
+
 async def test_a_second_ctrl_c_in_real_time_says_that_it_cuts_off() -> None:
     said: list[str] = []
     recorder: Any = None  # asked for nothing so soon
