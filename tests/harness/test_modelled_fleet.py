@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.disciplines import ShortestFirst
 from harness.clock import run
-from harness.experiment import ConfigurationSpec, load_experiment
+from harness.experiment import ConfigurationSpec, QueueSpec, load_experiment
 from harness.fleets.modelled import fluid_links, open_modelled
 from harness.links.shape import GOODPUT_SHARE
 from harness.links.spec import parse_link
@@ -184,6 +185,41 @@ def test_link_schedule_becomes_states_of_payload_rate():
         return seen
 
     assert run(main()) == pytest.approx([10e9, 2e9, 0.0, 2e9])
+
+
+def test_each_direction_of_a_link_is_its_own():
+    async def main():
+        spec = parse_link(
+            {
+                "rate_gbps": 10.0,
+                "rtt_ms": 10.0,
+                "loss": {"model": "independent", "probability": 0.01},
+                "reverse": {
+                    "rate_gbps": 2.0,
+                    "delay_ms": 7.0,
+                    "loss": {"model": "independent", "probability": 0.02},
+                },
+            }
+        )
+        return [
+            (link._rate * 8 / GOODPUT_SHARE, link._delay_s, link._rtt_s, link._loss)
+            for link in fluid_links(spec).values()
+        ]
+
+    there, back = run(main())
+    assert there == pytest.approx((10e9, 0.003, 0.010, 0.01))
+    assert back == pytest.approx((2e9, 0.007, 0.010, 0.02))
+
+
+def test_the_queue_of_a_configuration_is_that_of_its_instances():
+    async def main():
+        queue = QueueSpec(discipline="shortest-first", ageing=0.25, chunk_tokens=4096)
+        configuration = CONFIGURATION.model_copy(update={"queue": queue})
+        fleet = await open_modelled(load_experiment("paper"), configuration)
+        return {one._prefill.rules for one in fleet.instances.values()}
+
+    [rules] = run(main())
+    assert (rules.chunk_tokens, rules.discipline) == (4096, ShortestFirst(ageing=0.25))
 
 
 if __name__ == "__main__":

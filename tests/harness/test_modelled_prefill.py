@@ -231,6 +231,24 @@ def test_cancelled_prompt_leaves_the_device_when_its_chunk_ends():
     assert run(main()) == pytest.approx(2 / 3)
 
 
+def test_chunks_after_a_cached_prefix_cost_what_their_tokens_do():
+    @dataclass(frozen=True)
+    class Quadratic(Device):
+        def prefill_s(self, input_tokens, cached_tokens=0):
+            return 1e-6 * (input_tokens**2 - cached_tokens**2)
+
+    async def main():
+        p, d = pair(PrefillRules(chunk_tokens=200), sender=Quadratic())
+        first = p.prefill(job(1, 1000, d, cached=600))
+        second = p.prefill(job(2, 1000, d))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        return (await second).started_s
+
+    # Tokens 600 to 800 take 0.28 s, those up to 1,000 another 0.36 s.
+    assert run(main()) == pytest.approx(0.28)
+
+
 def test_timeout_around_a_prefill_frees_everything_without_abandon():
     async def main():
         p, d = pair()

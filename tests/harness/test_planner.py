@@ -30,7 +30,7 @@ from harness.planner import (
     threshold_grid,
     unloaded_ttft,
 )
-from harness.planner.charts import text_chart
+from harness.planner.charts import DECODE, LOCAL, REMOTE, _figure, text_chart
 from harness.planner.cost import (
     Operation,
     Prices,
@@ -41,7 +41,7 @@ from harness.planner.cost import (
 from harness.planner.link import IDEAL_LINK, delivery_s
 from harness.planner.paper import Row, reproduce
 from harness.planner.queueing import pool_queue
-from harness.planner.search import _Stages
+from harness.planner.search import _Stages, best_split
 from harness.profiles import DecodeStep, load_profile
 from workloads.lengths import Empirical, Fixed, TruncatedLogNormal
 
@@ -255,6 +255,11 @@ def test_the_search_looks_at_few_points_of_any_range():
         assert stages.prefill_rate(found, 4, 3) >= near
 
 
+def test_the_best_split_of_shapes_without_a_threshold():
+    assert best_split(PAPER, Shape.HOMOGENEOUS, 0, 12, PUBLISHED) == Split(0, 9, 3)
+    assert best_split(PAPER, Shape.BALANCED, 4, 8, WORK) == Split(4, 4, 4)
+
+
 def test_a_narrow_distribution_is_split_inside_it():
     narrow = replace(PAPER, lengths=TruncatedLogNormal(9.9, 0.01))
     stages = _Stages(narrow, PUBLISHED)
@@ -283,6 +288,20 @@ def test_fig_5_crosses_at_the_optimum():
     gaps = [point.prfaas_per_s - point.prefill_per_s for point in points]
     assert gaps[0] < 0 < gaps[2]
     assert max(points, key=lambda point: point.requests_per_s).threshold_tokens == 19_400
+
+
+def test_the_chart_draws_each_curve_under_its_name():
+    points = threshold_curves(PAPER, Split(4, 3, 5), [15_000, 19_400, 25_000], PUBLISHED)
+    _, splits = search(PAPER, 4, 8, PUBLISHED, 1000)
+    thresholds, by_split = _figure(points, splits, "Fig 5").to_dict()["hconcat"]
+    drawn = {
+        (row["curve"], row["x"]): row["rate"] for row in thresholds["layer"][0]["data"]["values"]
+    }
+    assert [drawn[REMOTE, x] for x in (15_000, 25_000)] == pytest.approx([2.982, 3.659], abs=5e-4)
+    assert [drawn[LOCAL, x] for x in (15_000, 25_000)] == pytest.approx([4.731, 2.344], abs=5e-4)
+    assert drawn[REMOTE, 19_400] == pytest.approx(drawn[LOCAL, 19_400], rel=2e-3)
+    assert drawn[DECODE, 19_400] == pytest.approx(3.90625)
+    assert len(by_split["data"]["values"]) == 2 * 8
 
 
 def test_the_text_chart_marks_where_the_curves_meet():
@@ -405,6 +424,19 @@ def test_loaded_ttft_rises_with_load_and_bursts_and_meets_the_unloaded_at_none()
     assert p90[2] == pytest.approx(6.0, rel=0.05)
     assert loaded_ttft(free, best, 0.8 * rate, arrival_cv=3).p90_s == pytest.approx(19, rel=0.15)
     assert math.isinf(loaded_ttft(free, best, 1.01 * rate).mean_s)
+
+
+def test_a_length_blind_pool_waits_in_one_queue():
+    # With equal devices in both clusters and no link it is a homogeneous pool of as many.
+    alike = replace(PAPER, remote=PAPER.local, link=IDEAL_LINK)
+    blind = capacity(alike, Shape.BALANCED, Split(4, 3, 5))
+    pool = capacity(alike, Shape.HOMOGENEOUS, Split(0, 7, 5))
+    assert blind.requests_per_s == pytest.approx(pool.requests_per_s)
+    rate = 0.8 * pool.requests_per_s
+    expected = loaded_ttft(alike, pool, rate)
+    found = loaded_ttft(alike, blind, rate)
+    assert found.mean_s == pytest.approx(expected.mean_s)
+    assert found.p90_s == pytest.approx(expected.p90_s, rel=1e-4)
 
 
 def test_loaded_ttft_is_unbounded_where_link_or_decode_cannot_follow():

@@ -309,6 +309,19 @@ def test_simulated_rows_have_the_same_columns_and_agree_with_the_plan(tmp_path):
     assert again.dataset.read_bytes() == outcome.dataset.read_bytes()
 
 
+def test_connections_multiply_a_window():
+    axis = AxisSpec(key="tcp.connections", values=(1, 16))
+    study = study_of(axis, configurations=("naive",), mode="simulate")
+    far = {"link.rtt_ms": 80, "tcp.window_mib": 4}
+    study = study.model_copy(update={"set": {**SHORT, **far}})
+    one, many = (
+        next(row for row in evaluate(point, best=False) if row.phase == "latency")
+        for point in points(study)
+    )
+    # 0.42 Gbit/s carry a mean cache of 5.4 Gbit in 13 s; 6.7 Gbit/s are more than prefill makes.
+    assert many.ttft_mean_s < 3 < 12 < one.ttft_mean_s
+
+
 def test_the_command_prints_writes_and_goes_on(tmp_path, capsys):
     arguments = ["sweep", "paper", "--axis", "link.rate_gbps=5,100", "--only", "prfaas"]
     arguments += ["--set", "measure.load_fractions=[]", "--set", "measure.unloaded=false"]
