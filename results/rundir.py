@@ -7,6 +7,7 @@ Files: run.json (identity), experiment.toml as resolved, requests/tokens/links/i
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -104,10 +105,7 @@ def create(
 
     Two runs of one second get different names. Raises RunDirError.
     """
-    if not _NAME.fullmatch(identity.name):
-        raise RunDirError(
-            f"run name {identity.name!r}: use letters, digits, and . _ + - only, no leading dot"
-        )
+    _check_name(identity.name)
     moment = (now or datetime.now(UTC)).astimezone(UTC)
     stamp = moment.strftime("%Y%m%dT%H%M%SZ")
     made = Identity(**(asdict(identity) | {"created_utc": identity.created_utc or stamp}))
@@ -130,8 +128,41 @@ def create(
             else:
                 return RunDir(target)
     except OSError as error:
-        raise RunDirError(f"{root}: cannot make a run directory: {error.strerror}") from error
+        raise _not_made(root, error.errno or 0) from error
     raise RunDirError(f"{root}: a thousand runs of {identity.name} in one second")
+
+
+def check(root: Path, name: str) -> None:
+    """Whether `create` could make a directory of this name there; writes nothing. Raises what it
+    would raise."""
+    _check_name(name)
+    place = root
+    while True:
+        try:
+            place.lstat()
+            break
+        except FileNotFoundError as error:
+            if place == place.parent:
+                raise _not_made(root, errno.ENOENT) from error
+            place = place.parent
+        except OSError as error:
+            raise _not_made(root, error.errno or 0) from error
+    if not place.is_dir():
+        raise _not_made(root, errno.EEXIST)
+    if not os.access(place, os.W_OK | os.X_OK):
+        read_only = os.statvfs(place).f_flag & os.ST_RDONLY
+        raise _not_made(root, errno.EROFS if read_only else errno.EACCES)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise RunDirError(
+            f"run name {name!r}: use letters, digits, and . _ + - only, no leading dot"
+        )
+
+
+def _not_made(root: Path, number: int) -> RunDirError:
+    return RunDirError(f"{root}: cannot make a run directory: {os.strerror(number)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,9 @@ def run(options: argparse.Namespace) -> int:
 
     if options.dry_run:
         plan = plan_run(experiment)
+        from results import rundir
+
+        rundir.check(options.out, experiment.name)
         if options.json:
             print(experiment.model_dump_json(indent=2))
         else:

@@ -112,6 +112,49 @@ def test_a_reader_that_leaves_ends_the_command_quietly(command: str) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize(
+    ("out", "name", "says"),
+    [
+        ("file", "run", "{out}: cannot make a run directory: File exists"),
+        ("file/below", "run", "{out}: cannot make a run directory: Not a directory"),
+        ("dangling", "run", "{out}: cannot make a run directory: File exists"),
+        ("dangling/below", "run", "{out}: cannot make a run directory: File exists"),
+        ("x" * 300, "run", "{out}: cannot make a run directory: File name too long"),
+        ("new", ".hidden", "run name '.hidden': use letters"),
+    ],
+)
+def test_a_dry_run_refuses_a_place_as_the_run_would(
+    out: str, name: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    before = sorted(tmp_path.iterdir())
+    place = tmp_path / out
+    words = ["run", "paper", "--out", str(place), "--set", f"name={name}"]
+    assert main([*words, "--dry-run"]) == 2
+    dry = capsys.readouterr()
+    assert dry.out == ""
+    assert dry.err.startswith(f"prfaas run: {says.format(out=place)}")
+    assert main(words) == 2
+    assert capsys.readouterr().err == dry.err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "below"
+    assert main(["run", "paper", "--dry-run", "--out", str(out)]) == 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_dry_run_refuses_a_place_that_it_may_not_write_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o500)
+    assert main(["run", "paper", "--dry-run", "--out", str(tmp_path)]) == 2
+    assert "Permission denied" in capsys.readouterr().err
+
+
 HIDDEN = """
 import importlib, os, signal, sys
 from harness.cli.main import main
