@@ -14,7 +14,11 @@ class TransportError(Exception):
 
 
 class TransferFailed(TransportError):
-    """The transfer ended without commit; the receiver exposed no part of it."""
+    """The transfer ended without commit; the receiver exposed no part of it.
+
+    Of a receiver that is not heard any more nobody here can tell whether it admits the whole: its
+    application must hear of the failure by another way, and let go.
+    """
 
     def __init__(self, reason: str, retryable: bool = True) -> None:
         super().__init__(reason)

@@ -72,7 +72,7 @@ class Transfer:
     ) -> TransferStats:
         """Every region is pushed whole: returns when the receiver has admitted the cache.
 
-        Raises TransferFailed; then no part of it was exposed. ValueError where bytes are missing.
+        Raises TransferFailed, and what that says holds. ValueError where bytes are missing.
         Cancelling this call does not cancel the transfer: call `cancel`.
         """
         for region, (_, missing) in self._missing.items():
