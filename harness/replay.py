@@ -7,9 +7,11 @@ one was is in its record (`sent_s - scheduled_s`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 
+from harness.stalls import Timeout
 from results.records import RequestRecord, Status
 from workloads.request import Request
 
@@ -37,14 +39,15 @@ async def replay(
     origin_s: float,
     stop: asyncio.Event | None = None,
     drain_s: float | None = None,
+    timeout: Timeout = asyncio.timeout,
     counts: ReplayCounts | None = None,
 ) -> ReplayCounts:
     """Send `requests` (in arrival order) at origin_s + arrival_s; return when all have ended.
 
     `stop` ends sending early: the rest is counted unsent. `drain_s` bounds the wait for
-    requests in flight after the last send; those still running are cancelled and fail. Each
-    request is reported once through `on_record`. `counts`, which is returned, is filled in as it
-    goes.
+    requests in flight after the last send, by `timeout`; those still running are cancelled and
+    fail. Each request is reported once through `on_record`. `counts`, which is returned, is filled
+    in as it goes.
     """
     sender = _Sender(requests, serve, on_record, origin_s, counts or ReplayCounts())
     stopping = asyncio.ensure_future(stop.wait()) if stop is not None else None
@@ -53,7 +56,9 @@ async def replay(
             stopping.add_done_callback(sender.stop)
         sender.send_due()
         await sender.all_sent
-        await sender.wait(drain_s)
+        with contextlib.suppress(TimeoutError):
+            async with contextlib.nullcontext() if drain_s is None else timeout(drain_s):
+                await sender.none_in_flight()
     finally:
         if stopping is not None:
             stopping.cancel()
@@ -103,7 +108,9 @@ class _Sender:
                     self._timer = loop.call_at(due_s, self.send_due)
                     return
                 record = _record_of(request)
-                record.sent_s = now_s - origin_s
+                sent_s = now_s - origin_s
+                # Adding the origin to the arrival and taking it off again may round to less.
+                record.sent_s = sent_s if sent_s > record.scheduled_s else record.scheduled_s
                 counts.offered = number = counts.offered + 1
                 self._in_flight[number] = record
                 if self._idle:
@@ -133,11 +140,11 @@ class _Sender:
         else:
             self.all_sent.set_result(None)
 
-    async def wait(self, timeout_s: float | None) -> None:
-        """Until all in flight have ended, at most `timeout_s` seconds."""
+    async def none_in_flight(self) -> None:
+        """Returns when all have ended."""
         if self._in_flight:
             self._none_in_flight = self._loop.create_future()
-            await asyncio.wait([self._none_in_flight], timeout=timeout_s)
+            await self._none_in_flight
 
     async def cancel(self) -> None:
         """Send no more, and cancel what is in flight: it fails."""

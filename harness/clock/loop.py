@@ -98,6 +98,13 @@ class TimelessLoop(asyncio.BaseEventLoop):
         super().close()
         self._forget()
 
+    def set_task_factory(self, factory: object) -> None:
+        if factory is not None:
+            raise VirtualTimeError(
+                "a task factory is impossible in virtual time: sets of its tasks would iterate in"
+                " another order each time"
+            )
+
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """There is none."""
 
@@ -147,8 +154,12 @@ def run(main: Coroutine[Any, Any, T], *, until_s: float | None = None) -> T:
     """Run `main` to its end in virtual time on a loop of its own, as asyncio.run does in real time.
 
     At the end, and after an error, the remaining tasks are cancelled and asynchronous generators
-    are closed. Raises DeadlockError (or a subclass) instead of waiting for what cannot happen.
+    are closed. Raises DeadlockError (or a subclass) instead of waiting for what cannot happen, and
+    VirtualTimeError, having closed `main`, inside another loop.
     """
+    if _runs_here():
+        main.close()
+        raise VirtualTimeError("another loop runs in this thread: await the coroutine there")
     loop = VirtualLoop(until_s)
     with _rare_collections():
         try:
@@ -159,6 +170,15 @@ def run(main: Coroutine[Any, Any, T], *, until_s: float | None = None) -> T:
                 loop.run_until_complete(loop.shutdown_asyncgens())
             finally:
                 loop.close()
+
+
+def _runs_here() -> bool:
+    """Whether this thread is in a loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -373,6 +373,31 @@ def test_all_that_reaches_outside_the_loop_is_refused(loop_class, name):
     loop.close()
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_run_in_a_running_loop_is_refused_and_leaves_nothing_behind():
+    async def inner():
+        await asyncio.sleep(1)
+
+    async def outer():
+        with pytest.raises(VirtualTimeError, match="another loop runs in this thread"):
+            run(inner())
+        return "went on"
+
+    assert run(outer()) == "went on"
+    assert asyncio.run(outer()) == "went on"
+    gc.collect()
+
+
+def test_a_task_factory_is_refused():
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(None)
+        with pytest.raises(VirtualTimeError, match="a task factory"):
+            loop.set_task_factory(lambda loop, coro, **options: asyncio.Task(coro, loop=loop))
+
+    run(main())
+
+
 def test_loop_closes_like_any_loop(loop_class):
     loop = loop_class()
     loop.call_later(5, print)

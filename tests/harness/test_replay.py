@@ -37,6 +37,18 @@ async def test_never_sent_before_its_schedule() -> None:
     assert all(record.sent_s >= record.scheduled_s for record in records)
 
 
+@pytest.mark.parametrize("origin_s", [0.1, 0.3, 1234.567])
+def test_nor_by_the_rounding_of_its_origin(origin_s) -> None:
+    records: list[RequestRecord] = []
+
+    async def main() -> None:
+        await asyncio.sleep(origin_s)
+        await replay(requests(1000), serve_ok, records.append, origin_s=origin_s)
+
+    virtual(main())
+    assert all(record.sent_s >= record.scheduled_s for record in records)
+
+
 async def test_a_slow_server_does_not_delay_the_schedule() -> None:
     async def slow(request: Request, record: RequestRecord, origin_s: float) -> None:
         await asyncio.sleep(0.2)
