@@ -16,7 +16,7 @@ from rich.table import Table
 
 from harness.cli.numbers import finite
 from harness.errors import BadInput, ExitCode
-from harness.experiment import load_experiment, parse_override
+from harness.experiment import MOST_INSTANCES, load_experiment, parse_override
 from harness.planner.charts import check_chart, save_chart, text_chart
 from harness.planner.cost import Prices
 from harness.planner.experiment import arrival_cv, deployment_of
@@ -162,6 +162,8 @@ def _check(options: argparse.Namespace) -> None:
         raise BadInput("--set changes an experiment; with --trace use --rate-gbps, --remote, ...")
     if options.n_remote < 1 or options.n_local < 1:
         raise BadInput("--n-remote, --n-local: at least one instance of each is needed")
+    if max(options.n_remote, options.n_local) > MOST_INSTANCES:
+        raise BadInput(f"--n-remote, --n-local: must be at most {MOST_INSTANCES:,}")
     if options.step_tokens < 1:
         raise BadInput(f"--step-tokens {options.step_tokens}: must be at least 1")
     if not 0 < options.load < 1:
@@ -174,7 +176,8 @@ def _trace_deployment(options: argparse.Namespace) -> Deployment:
     from workloads.traces.readers import open_trace
 
     if not Path(options.trace).is_file():
-        raise BadInput(f"--trace {options.trace}: no such file")
+        known = Path(options.trace).exists()
+        raise BadInput(f"--trace {options.trace}: {'not a file' if known else 'no such file'}")
     workload = TraceWorkload(path=options.trace, format=options.format)
     output = [row.output_tokens for row in open_trace(options.trace, options.format)]
     return Deployment(

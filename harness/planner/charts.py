@@ -96,15 +96,16 @@ def _figure(curves: Sequence[CurvePoint], splits: Sequence[SplitPoint], title: s
 
 def text_chart(curves: Sequence[CurvePoint], width: int = 64, height: int = 12) -> str:
     """Both prefill curves over the threshold: `r` remote, `l` local, `*` where they meet."""
-    best_rate = max(point.requests_per_s for point in curves)
-    top = 2 * best_rate
+    rates = [rate for point in curves for rate in (point.prfaas_per_s, point.prefill_per_s) if rate]
+    # Without local prefill nothing gets through at any threshold above the shortest prompt.
+    top = 2 * max(point.requests_per_s for point in curves) or max(rates, default=1.0)
     least, most = curves[0].threshold_tokens, curves[-1].threshold_tokens
     cells = [[" "] * width for _ in range(height)]
 
     def plot(threshold: float, rate: float | None, mark: str) -> None:
         if rate is None or rate > top:
             return
-        column = round((threshold - least) / (most - least) * (width - 1))
+        column = round((threshold - least) / max(1, most - least) * (width - 1))
         row = height - 1 - min(height - 1, int(rate / top * height))
         taken = cells[row][column]
         cells[row][column] = mark if taken in (" ", mark) else "*"

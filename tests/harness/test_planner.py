@@ -290,6 +290,17 @@ def test_fig_5_crosses_at_the_optimum():
     assert max(points, key=lambda point: point.requests_per_s).threshold_tokens == 19_400
 
 
+@pytest.mark.parametrize("lengths", [PAPER.lengths, Fixed(1)], ids=["paper", "one token"])
+@pytest.mark.parametrize("thresholds", [[1], [100, 20_000]], ids=["one", "two"])
+@pytest.mark.parametrize("n_prefill", [0, 3])
+def test_the_text_chart_draws_what_has_one_point_or_no_rate(n_prefill, thresholds, lengths):
+    deployment = replace(PAPER, lengths=lengths)
+    points = threshold_curves(deployment, Split(4, n_prefill, 5), thresholds)
+    chart = text_chart(points)
+    assert f"{thresholds[0]:,}" in chart
+    assert ("r" in chart.split("+--")[0]) == (lengths is PAPER.lengths)
+
+
 def test_the_chart_draws_each_curve_under_its_name():
     points = threshold_curves(PAPER, Split(4, 3, 5), [15_000, 19_400, 25_000], PUBLISHED)
     _, splits = search(PAPER, 4, 8, PUBLISHED, 1000)
@@ -528,6 +539,17 @@ def test_plan_for_a_trace_with_prices(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("tokens", "n_local"), [([1], "8"), (range(300, 90_000, 300), "1")], ids=["1 token", "1 local"]
+)
+def test_plan_for_one_token_and_for_one_local_instance(tokens, n_local, capsys, tmp_path):
+    path = tmp_path / "trace.csv"
+    rows = [f"2023-11-16 18:15:46.6805900,{length},44" for length in tokens]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    assert main(["plan", "--trace", str(path), "--n-local", n_local]) == 0
+    assert "requests/s at which remote" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["plan"], "give an experiment"),
@@ -535,6 +557,9 @@ def test_plan_for_a_trace_with_prices(capsys, tmp_path):
         (["plan", "paper", "--chart", "no-such-folder/x.svg"], "there is no folder"),
         (["plan", "paper", "--load", "2"], "--load 2: must lie between 0 and 1"),
         (["plan", "--trace", "/nowhere"], "no such file"),
+        (["plan", "--trace", "/"], "--trace /: not a file"),
+        (["plan", "--trace", "/nowhere", "--n-local", "1000000000"], "at most 100,000"),
+        (["plan", "--trace", "/nowhere", "--n-remote", "1000000000"], "at most 100,000"),
         (["plan", "paper", "--set", "profiles.pd=1t-h200"], "local cluster must decode"),
         (["plan", "--trace", "/nowhere", "--set", "a=1"], "--set changes an experiment"),
     ],
