@@ -225,6 +225,22 @@ def test_productions_share_a_link_that_becomes_scarce():
     assert run(main()) == (pytest.approx([2.0, 4.0, 4.0]), 2 * 14 + 10)
 
 
+def test_a_window_bounds_production_once_the_path_is_longer():
+    async def main():
+        longer, shorter = LinkState(2.0, 8e3, 0.0, 1.0), LinkState(5.0, 8e3, 0.0, 0.1)
+        limits = FlowLimits(window_bytes=4.0)
+        link = link_of(1000.0, rtt_s=0.1, limits=limits, later=[longer, shorter])
+        [flow] = paced(link, 10.0)
+        rates = [flow.rate]
+        for wait_s in (3.0, 2.5, 0.2):
+            await asyncio.sleep(wait_s)
+            rates.append(flow.rate)
+        return rates
+
+    # 4 bytes/s instead of 10 for three seconds leave 18, worked off at 40 - 10 by 5.6 s.
+    assert run(main()) == [10.0, 4.0, 40.0, 10.0]
+
+
 def test_outage_stops_all_and_recovery_goes_on():
     async def main():
         link = link_of(10.0, later=[LinkState(1.0, 0.0), LinkState(6.0, 80.0)])
