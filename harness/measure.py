@@ -122,6 +122,7 @@ async def run_phase(
             origin_s=origin_s,
             stop=stop,
             drain_s=scale.loop_s(experiment.measure.drain_s),
+            timeout=fleet.timeout,
             counts=data.counts,
         )
     finally:

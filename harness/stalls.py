@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+
+#: Raises TimeoutError in its block after so many seconds.
+Timeout = Callable[[float], AbstractAsyncContextManager[object]]
 
 #: The loop is asked for a sign of life so often, seconds.
 BEAT_S = 0.2

@@ -185,6 +185,7 @@ async def _soak(
             state.ended,
             origin_s=began_s,
             drain_s=DRAIN_S,
+            timeout=fleet.timeout,
         )
         loading = loop.create_task(load)
         # Without its faults a soak shows nothing: it ends with whichever fails first.

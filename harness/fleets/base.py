@@ -10,6 +10,7 @@ from harness.ports import Instance, Link
 from harness.prefixes import PrefixKeeper
 from harness.router import Copier
 from harness.scale import Scale
+from harness.stalls import Timeout
 from harness.view import View
 from results.rows import AuditRow
 from workloads.request import Request
@@ -52,6 +53,12 @@ class Fleet(Protocol):
     def patience_s(self) -> float:
         """How long a request may wait for lost instances to come back when no other can take it,
         loop seconds; 0 where nobody starts them again."""
+        ...
+
+    @property
+    def timeout(self) -> Timeout:
+        """Bounds a wait for what runs here, loop seconds: none of them are time in which this
+        process itself stood still."""
         ...
 
     async def audit(self) -> list[AuditRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from harness.profiles import load_profile
 from harness.profiles.profile import Profile
 from harness.router import PrefixCopy
 from harness.scale import UNSCALED, Scale
+from harness.stalls import Timeout
 from harness.topology import PD, PRFAAS, build_view, instance_specs
 from harness.view import View
 from results.rows import AuditRow
@@ -63,6 +65,10 @@ class ModelledFleet:
         """Raises TransferFailed."""
         await fluid_copy(self.links[copy.source, copy.sink.spec.cluster], copy.n_bytes)
         return round(copy.n_bytes)
+
+    @property
+    def timeout(self) -> Timeout:
+        return asyncio.timeout
 
     async def audit(self) -> list[AuditRow]:
         return []

@@ -9,9 +9,10 @@ from typing import Any
 
 from engine.cache.keys import keys_of_ids
 from harness.directory import PrefixDirectory
-from harness.instances.remote import PrefixGone, RemoteInstance, Timeout
+from harness.instances.remote import PrefixGone, RemoteInstance
 from harness.ports import Instance, ServingError, TransferFailed
 from harness.router import PrefixCopy
+from harness.stalls import Timeout
 from harness.view import View
 from workloads.request import Request
 

@@ -114,6 +114,7 @@ class WorkerFleet(ABC):
         self._watchers: list[asyncio.Future[None]] = []
         self._start_s = 0.0
         self._stalls = OwnStalls()
+        self.timeout = self._stalls.timeout
         self._closing = False
 
     @abstractmethod
@@ -169,7 +170,7 @@ class WorkerFleet(ABC):
             self._engine_request,
             self._page_tokens(),
             partial(self._lost, spec),
-            self._stalls.timeout,
+            self.timeout,
         )
 
     def _lost(self, spec: InstanceSpec, why: str) -> None:
@@ -233,7 +234,7 @@ class WorkerFleet(ABC):
         self._keeper = WorkerKeeper(directory, self._names, self._cache_events, min(RECENT, most))
         if self.links:
             self.view.copies = True
-            self.copier = WorkerCopier(self.view, directory, self.instances, self._stalls.timeout)
+            self.copier = WorkerCopier(self.view, directory, self.instances, self.timeout)
         return self._keeper
 
     async def _cache_events(self, name: str) -> list[list[Any]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +26,12 @@ from harness.ports import (
     ServingError,
     TransferFailed,
 )
+from harness.stalls import Timeout
 from results.records import TokenRun
 from workloads.request import Request
 
 #: Turns a request into what the engine sees: (prompt token ids, tokens to generate).
 EngineRequest = Callable[[Request], tuple[list[int], int]]
-#: Raises TimeoutError in its block after so many seconds.
-Timeout = Callable[[float], AbstractAsyncContextManager[object]]
 
 #: No answer from a worker's control socket within this time means that it is lost.
 CONTROL_TIMEOUT_S = 5.0

@@ -8,9 +8,12 @@ import pytest
 
 from harness.errors import ExitCode
 from harness.experiment import Experiment
+from harness.replay import replay
 from harness.stalls import KEPT, OwnStalls
 from harness.verdict import faults
+from results.records import RequestRecord, Status
 from results.summary import ConfigurationSummary
+from workloads.request import Request
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
@@ -183,3 +186,31 @@ def test_a_run_during_which_the_harness_stood_still_is_not_to_be_trusted(stalled
     found = list(faults(experiment, [ConfigurationSummary("pd", stalled_s=stalled_s)], {}, False))
     assert [each.exit_code for each in found] == codes
     assert all("stood still for 6.5 s" in each.text for each in found)
+
+
+def test_what_ends_after_a_stall_in_the_drain_has_not_failed():
+    async def test(loop: JumpingLoop, stalls: OwnStalls) -> None:
+        answer = loop.create_future()
+
+        async def serve(request: Request, record: RequestRecord, origin_s: float) -> None:
+            await answer
+            record.status = Status.SUCCEEDED
+
+        drained = loop.create_task(
+            replay(
+                [Request(0, 0.0, 10, 1)],
+                serve,
+                lambda record: None,
+                origin_s=loop.time(),
+                drain_s=3.0,
+                timeout=stalls.timeout,
+            )
+        )
+        await loop.runs(0.5)
+        loop.ahead_s += 7.0
+        await loop.runs(2.7)
+        answer.set_result(None)
+        counts = await drained
+        assert (counts.succeeded, counts.failed) == (1, 0)
+
+    run(test)
