@@ -37,7 +37,8 @@ _PREFILL, _DECODE = Role.PREFILL, Role.DECODE
 
 
 class DeviceProfile(Protocol):
-    """What a modelled instance reads of a device profile (see `harness.profiles`)."""
+    """What a modelled instance reads of a device profile (see `harness.profiles`): seconds, bytes
+    of a whole cache, and steps of a batch with all its context in tokens."""
 
     @property
     def n_layers(self) -> int: ...
@@ -159,12 +160,14 @@ class ModelledInstance:
         return self._decode
 
     def abandon(self, request: Request, attempt: int) -> None:
+        """Drop the attempt here, wherever it is, and free all it has. Idempotent."""
         key = (request.id, attempt)
         self._prefill.abandon(key)
         if self._decode is not None:
             self._decode.forget(key)
 
     def load(self) -> InstanceLoad:
+        """What it holds now, of both roles."""
         prefill, decode = self._prefill, self._decode
         return InstanceLoad(
             prefill_queued=prefill.queued,
@@ -242,6 +245,7 @@ class ModelledInstance:
             self._decode.batch.pause()
 
     def resume(self) -> None:
+        """Go on where `pause` stopped. Idempotent."""
         self._prefill.resume()
         if self._decode is not None:
             self._decode.batch.resume()

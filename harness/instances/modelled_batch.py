@@ -22,7 +22,8 @@ _KEEP = 512
 
 
 class StepModel(Protocol):
-    """The part of a device profile that decode needs (see `harness.profiles`)."""
+    """The part of a device profile that decode steps need: seconds of a step by batch and by the
+    context of the whole batch (see `harness.profiles`)."""
 
     @property
     def max_batch(self) -> int: ...
@@ -52,6 +53,7 @@ class StepTimes:
         self.by_batch = [profile.decode_step_s(size, 0) for size in sizes]
 
     def step_s(self, batch: int, context_tokens: int) -> float:
+        """Seconds of a step of `batch` sequences with `context_tokens` in all."""
         bucket_tokens = self.bucket_tokens
         if not bucket_tokens:
             return self.by_batch[batch]

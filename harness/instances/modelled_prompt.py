@@ -43,6 +43,8 @@ class PrefillRules:
 
 
 class State(IntEnum):
+    """Where a prompt is: it waits, is computed, or its cache is on its way."""
+
     QUEUED = 0
     COMPUTING = 1
     SENDING = 2

@@ -15,6 +15,8 @@ Entry = tuple[float, int, PrefillWork]
 
 
 class PromptQueue:
+    """A heap of prompts by rank, then by order of coming."""
+
     __slots__ = ("_entries", "_pushes")
 
     def __init__(self) -> None:
@@ -26,6 +28,7 @@ class PromptQueue:
         heapq.heappush(self._entries, (rank, self._pushes, work))
 
     def head(self) -> Entry | None:
+        """The best that has not ended; it stays."""
         entries = self._entries
         while entries and entries[0][2].done():
             heapq.heappop(entries)

@@ -91,9 +91,11 @@ class Flow:
         return max(0.0, self.produced(now_s) - self.sent_at(now_s))
 
     def sent_at(self, now_s: float) -> float:
+        """Bytes sent by `now_s`, which is not before the last change."""
         return self.sent + self.rate * (now_s - self.since_s)
 
     def settle(self, now_s: float) -> None:
+        """Count what was sent until now, before the rate changes."""
         self.sent += self.rate * (now_s - self.since_s)
         self.since_s = now_s
 

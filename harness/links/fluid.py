@@ -170,10 +170,12 @@ class FluidLink:
     # What can be seen of it ---------------------------------------------------------------------
 
     def sent_bytes(self) -> int:
+        """Bytes that have left since the link came up, also of flows that were cut off."""
         now_s = self._loop.time()
         return int(self._ended_bytes + sum(flow.sent_at(now_s) for flow in self._flows))
 
     def open_flows(self) -> int:
+        """Flows not yet delivered, those that have sent all included."""
         return len(self._flows)
 
     # Phases and rates ---------------------------------------------------------------------------

@@ -25,6 +25,8 @@ NO_PRICES = Prices()
 
 
 class Reading(StrEnum):
+    """What a prefill takes: T(E[L]), as in the paper's equations, or E[T(L)], as in a queue."""
+
     PUBLISHED = "published"
     WORK = "work"
 

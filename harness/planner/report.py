@@ -52,6 +52,8 @@ def plan_all(
     load_fraction: float = 0.8,
     step_tokens: int = 100,
 ) -> tuple[ConfigurationPlan, ...]:
+    """Each configuration in order. `ttft_slo_s` bounds the P90 of its `slo_rate_per_s`,
+    `arrival_cv` is of the gaps between requests, `step_tokens` the grid of thresholds."""
     plans = []
     for configuration in configurations:
         work = plan_configuration(deployment, configuration, Reading.WORK, step_tokens)
@@ -103,6 +105,7 @@ def default_configurations(
 def search_plan(
     deployment: Deployment, n_prfaas: int, n_local: int, reading: Reading, step_tokens: int
 ) -> SearchPlan:
+    """Eqs 7 and 8 by grid search over `n_local` instances and multiples of `step_tokens`."""
     bounded, splits = search(deployment, n_prfaas, n_local, reading, step_tokens)
     free = replace(deployment, link=replace(deployment.link, rate_gbps=None))
     unbounded, _ = search(free, n_prfaas, n_local, reading, step_tokens)

@@ -72,6 +72,7 @@ class Linear:
 
     @classmethod
     def through(cls, points: Points) -> Linear:
+        """At least two points, tokens rising."""
         (l0, t0), (l1, t1) = points[0], points[1]
         if l0 > 0:
             points = [(0.0, max(0.0, t0 - l0 * (t1 - t0) / (l1 - l0))), *points]
@@ -109,6 +110,7 @@ class LogLog:
 
     @classmethod
     def through(cls, points: Points) -> LogLog:
+        """At least two points, tokens rising from above 0, seconds above 0."""
         tokens, seconds = zip(*points, strict=True)
         logs = np.log(np.asarray(points, dtype=np.float64))
         exponents = tuple(float(b[1] - a[1]) / float(b[0] - a[0]) for a, b in pairwise(logs))

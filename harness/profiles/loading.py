@@ -129,6 +129,8 @@ class DecodeSection(Table):
 
 
 class ProvenanceSection(Table):
+    """Where the numbers of a section come from."""
+
     origin: Origin
     note: str = Field(min_length=1)
     device: str = ""
