@@ -34,7 +34,7 @@ def run_of(tmp_path, **settings):
 
 
 def test_each_flow_integrates_to_its_cache_and_all_share_the_link(tmp_path):
-    run = run_of(tmp_path, **{"measure.flow_rates": True})
+    run = run_of(tmp_path, **{"measure.flow_rates": True, "measure.slo_search": True})
     series = defaultdict(list)
     changes = defaultdict(list)
     for row in reader.read(run, "flows").to_pylist():
@@ -45,6 +45,7 @@ def test_each_flow_integrates_to_its_cache_and_all_share_the_link(tmp_path):
         for row in reader.read(run, "requests").to_pylist()
         if row["wire_bytes"]
     }
+    assert {phase for phase, _ in series} == {"capacity", "latency"}  # of the search nothing
     assert sent.keys() == series.keys() and len(sent) > 100
     for key, steps in series.items():
         assert steps == sorted(steps) and steps[-1][1] == 0.0

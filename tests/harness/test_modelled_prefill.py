@@ -127,6 +127,29 @@ def test_work_counts_the_cache_here_and_bytes_the_cache_there():
     assert done.wire_bytes == 700
 
 
+def test_a_prefix_that_is_not_there_is_computed_and_sent():
+    @dataclass(frozen=True)
+    class Pool:
+        tokens: int
+
+        def usable_tokens(self, request):
+            return self.tokens
+
+        def held_tokens(self, request):
+            return self.tokens
+
+    async def main():
+        p, d = pair()
+        p.prefixes, d.prefixes = Pool(256), Pool(128)
+        counted_on = job(1, 1000, d, link_of(1e9), cached=512, held=512)
+        counted_on.request = Request(1, 0.0, 1000, 1, (7,), 512)
+        return await p.prefill(counted_on)
+
+    done = run(main())
+    assert done.finished_s == pytest.approx(0.744)
+    assert (done.cached_tokens, done.wire_bytes) == (256, 872)
+
+
 def test_next_prompt_computes_while_the_last_one_is_sent():
     async def main():
         p, d = pair()

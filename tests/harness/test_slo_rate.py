@@ -36,8 +36,9 @@ def test_either_half_of_the_slo_bounds_the_rate(rate_at):
     loose = rate_at(20.0, 40)
     assert loose == pytest.approx(0.9 * 2.03, rel=0.1)  # most of capacity
     assert rate_at(10.0, 40) < loose - 0.1
-    # At 110 tokens/s a step may have 4 sequences: far fewer requests than prefill could serve.
-    assert rate_at(20.0, 110) < 0.7 * loose
+    # At 110 tokens/s a step may have 4 sequences, which three instances keep up at 1.30 req/s if
+    # all batches always have 4. They have more at times, and most requests must not see that.
+    assert 0.5 < rate_at(20.0, 110) < 3 * 4 / (0.009 * 1024)
 
 
 def test_a_rate_that_never_holds_is_none(rate_at):
