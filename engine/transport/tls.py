@@ -95,8 +95,8 @@ class TlsSocket(ABC):
     # it, and a peer that is slow without end is for those to end who know what it sends.
 
     def sendall(self, data: Buffer) -> None:
-        """For what fits into the socket's buffer, as frames of a handshake do: no wait is bounded
-        in all, as those of a plain socket's are."""
+        """Meant for what fits into the socket's buffer, as frames of a handshake do: the timeout is
+        of each wait, where that of a plain socket's `sendall` is of the whole call."""
         self.send_views([data])
 
     def send_views(self, views: Sequence[Buffer]) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from protocol_network import Faults, Network
+
 from engine.transport.errors import FrameError
 from engine.transport.frames import HEADER_BYTES, ROW_BYTES, Frame, Header, Type, control_frame
 from engine.transport.history import Past
-from engine.transport.memory import Faults, Network
 from engine.transport.messages import (
     Commit,
     Grant,
