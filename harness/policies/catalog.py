@@ -8,7 +8,7 @@ from typing import Any
 from harness.errors import BadInput
 from harness.policies.base import Policy
 from harness.policies.operators import LeastLoaded, UncachedThreshold
-from harness.policies.parameters import Value, build, check, parameters_of, refuse_others
+from harness.policies.parameters import Value, build, check, refuse_others
 from harness.policies.prfaas import Controls, Prfaas
 from harness.policies.priced import Eft, Priced, Prices
 from harness.policies.static import Balanced, Homogeneous, Naive, PrfaasStatic
@@ -59,16 +59,6 @@ WEIGHING = frozenset({"priced", "eft"})
 
 def policy_names() -> list[str]:
     return sorted(_CATALOG)
-
-
-def policy_parameters(name: str) -> list[tuple[str, Any, str]]:
-    """(name, default, meaning) of each parameter of a policy."""
-    kinds, _ = _CATALOG[name]
-    return [
-        (each.name, each.default, each.metadata["about"])
-        for kind in kinds
-        for each in parameters_of(kind)
-    ]
 
 
 def make_policy(

@@ -10,8 +10,9 @@ import pytest
 from harness.accounts import DecodePool, PrefillPool
 from harness.errors import BadInput
 from harness.policies.base import NoRoute
-from harness.policies.catalog import make_policy, policy_names, policy_parameters
+from harness.policies.catalog import _CATALOG, make_policy, policy_names
 from harness.policies.operators import LeastLoaded, UncachedThreshold
+from harness.policies.parameters import parameters_of
 from harness.policies.prfaas import Controls, Prfaas
 from harness.policies.priced import Eft, Priced
 from harness.ports import LinkSignals
@@ -167,9 +168,9 @@ def test_parameters_are_named_typed_bounded_and_converted() -> None:
             make_policy("priced", 0, parameters)
     with pytest.raises(BadInput, match="policy 'best' is unknown"):
         make_policy("best", 0, {})
-    for name in policy_names():
-        for parameter, default, about in policy_parameters(name):
-            assert about and make_policy(name, 1.0, {parameter: default})
+    for name, (kinds, _) in _CATALOG.items():
+        for each in (each for kind in kinds for each in parameters_of(kind)):
+            assert each.metadata["about"] and make_policy(name, 1.0, {each.name: each.default})
 
 
 def fifo(name: str, rate: float, seeds: range, n: int = 30_000) -> tuple[float, float]:
