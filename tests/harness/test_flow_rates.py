@@ -41,7 +41,7 @@ def test_each_flow_integrates_to_its_cache_and_all_share_the_link(tmp_path):
         assert row["link"] == "prfaas->pd" and row["attempt"] == 1
         series[row["phase"], row["id"]].append((row["time_us"], row["rate_bps"]))
     sent = {
-        (row["phase"], row["id"]): row["wire_bytes"]
+        (row["phase"], row["id"]): row
         for row in reader.read(run, "requests").to_pylist()
         if row["wire_bytes"]
     }
@@ -50,7 +50,10 @@ def test_each_flow_integrates_to_its_cache_and_all_share_the_link(tmp_path):
     for key, steps in series.items():
         assert steps == sorted(steps) and steps[-1][1] == 0.0
         bits = sum(rate * (after - at) / 1e6 for (at, rate), (after, _) in pairwise(steps))
-        assert bits / 8 == pytest.approx(sent[key], abs=20_000)  # times are whole microseconds
+        # Times are whole microseconds.
+        assert bits / 8 == pytest.approx(sent[key]["wire_bytes"], abs=20_000)
+        assert steps[0][0] > sent[key]["prefill_started_us"]
+        assert sent[key]["delivered_us"] - steps[-1][0] == pytest.approx(250, abs=1)  # the delay
         before = 0.0
         for at, rate in steps:
             changes[key[0]].append((at, rate - before))

@@ -17,6 +17,7 @@ from harness.planner import (
     Reading,
     Shape,
     Split,
+    arrival_cv,
     best_threshold,
     capacity,
     deployment_of,
@@ -489,6 +490,31 @@ def test_the_preset_is_the_case_study():
         plan_configuration(deployment, row).requests_per_s for row in experiment.configurations
     ]
     assert rates == pytest.approx([2.0305, 2.3903, 3.0671, 3.1955], abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "cv"),
+    [
+        ({"process": "poisson"}, 1.0),
+        ({"process": "constant"}, 0.0),
+        ({"process": "gamma", "burstiness": 0.25}, 2.0),
+    ],
+)
+def test_the_variation_of_arrivals_is_that_of_their_gaps(arrivals, cv):
+    settings = {f"arrivals.{key}": value for key, value in arrivals.items()}
+    assert arrival_cv(load_experiment("paper", settings)) == pytest.approx(cv)
+
+
+def test_a_trace_is_planned_by_what_its_prefixes_leave_to_compute(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 0, "input_length": 1024, "output_length": 100, "hash_ids": [1, 2]},
+        {"timestamp": 9, "input_length": 1536, "output_length": 300, "hash_ids": [1, 2, 3]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    deployment = deployment_of(load_experiment("mooncake", {"workload.path": str(path)}))
+    assert deployment.lengths.mean() == (1024 + 512) / 2
+    assert deployment.output_tokens == 200
 
 
 def test_plan_paper_prints_and_writes_charts(capsys, tmp_path):
