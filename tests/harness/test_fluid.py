@@ -225,6 +225,20 @@ def test_productions_share_a_link_that_becomes_scarce():
     assert run(main()) == (pytest.approx([2.0, 4.0, 4.0]), 2 * 14 + 10)
 
 
+def test_what_a_production_leaves_goes_to_the_others():
+    async def main():
+        link = link_of(10.0)
+        first, second, _ = paced(link, 2.0, 2.0, 2.0)
+        waiting, _ = send(link, 1000.0)
+        rates = [waiting.rate]
+        for flow in (first, second):
+            link.abort(flow)
+            rates.append(waiting.rate)
+        return rates
+
+    assert run(main()) == [4.0, 6.0, 8.0]
+
+
 def test_a_window_bounds_production_once_the_path_is_longer():
     async def main():
         longer, shorter = LinkState(2.0, 8e3, 0.0, 1.0), LinkState(5.0, 8e3, 0.0, 0.1)
@@ -422,6 +436,8 @@ def test_rates_of_a_flow_are_traced_when_asked_for():
 def assert_max_min(link):
     """No flow below its demand while another gets more, or while the link has room."""
     flows = [*link._paced, *link._backlogged]
+    assert link._paced_sum == pytest.approx(sum(flow.pace for flow in link._paced), abs=1e-9)
+    assert link._cap_sum == pytest.approx(sum(flow.cap for flow in link._backlogged), abs=1e-9)
     total = sum(flow.rate for flow in flows)
     assert total <= link._rate * (1 + 1e-9) + 1e-9
     assert all(flow.rate == 0.0 for flow in link._flows if flow not in flows)

@@ -406,6 +406,18 @@ def test_delivery_overlaps_layers():
     assert delivery_s(profile, IDEAL_LINK, tokens)[0] == prefill_s
 
 
+def test_zero_queue_ttft_of_a_remote_prefill_counts_the_link():
+    one_length = replace(PAPER, lengths=Fixed(32_000))
+    stages = capacity(one_length, Shape.NAIVE, Split(4, 0, 8)).stages
+    found = unloaded_ttft(stages, one_length.lengths, LinkModel(1, rtt_s=0.5))
+    # A layer of 57 computes in 1.8349 s / 57; 701.25 MiB cross at 1 Gbit/s; half the RTT.
+    expected = 1.8349 / 57 + 701.25 * 2**20 * 8e-9 + 0.25
+    assert [found.mean_s, found.p90_s] == pytest.approx([expected, expected], abs=1e-3)
+    stages = capacity(one_length, Shape.HOMOGENEOUS, Split(0, 9, 3)).stages
+    local = unloaded_ttft(stages, one_length.lengths, LinkModel(1, rtt_s=0.5))
+    assert local == unloaded_ttft(stages, one_length.lengths)
+
+
 def test_erlang_c_literals():
     assert erlang_c(1, 0.7) == pytest.approx(0.7)
     assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
