@@ -14,7 +14,16 @@ from rich.table import Table
 
 from harness.errors import BadInput, ExitCode
 from harness.experiment import parse_override
-from harness.sweep.study import OWN, Study, is_experiment, load_study, parse_axis, studies
+from harness.sweep.study import (
+    OWN,
+    Study,
+    is_experiment,
+    load_study,
+    parse_axis,
+    studies,
+    study_over,
+    with_axes,
+)
 
 #: Longer tables are for a data frame.
 MOST_ROWS = 80
@@ -132,11 +141,11 @@ def _study(options: argparse.Namespace) -> Study:
     if is_experiment(options.study):
         if not axes:
             raise BadInput(f"{options.study} is an experiment: name what varies, --axis KEY=V1,V2")
-        study = Study(name=Path(options.study).stem, base=options.study, mode="plan", axis=axes)
+        study = study_over(options.study, axes)
     else:
         study = load_study(options.study)
         if axes:
-            study = study.model_copy(update={"axis": axes})
+            study = with_axes(study.model_dump(), axes)
     update: dict[str, Any] = {"set": {**study.set, **settings}}
     if options.mode:
         update["mode"] = options.mode

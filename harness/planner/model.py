@@ -228,17 +228,22 @@ def _balanced_stages(
     return tuple(replace(stage, share=stage.per_s / total) for stage in stages)
 
 
+def check_decodes(local: Profile) -> None:
+    """Raises ProfileError when the local cluster's profile cannot decode."""
+    if local.decode is None:
+        raise ProfileError(
+            f"profile {local.name}: decode is not profiled, and the local cluster must decode; "
+            "give another, or a file with [decode]"
+        )
+
+
 def decode_batch(deployment: Deployment) -> int:
     """BS_max: the largest batch whose step keeps the SLO; 0 when none does.
 
     Raises ProfileError when the local profile cannot decode.
     """
     profile = deployment.local
-    if profile.decode is None:
-        raise ProfileError(
-            f"profile {profile.name}: decode is not profiled, and the local cluster must decode; "
-            "give another, or a file with [decode]"
-        )
+    check_decodes(profile)
     if deployment.slo_tokens_per_s is None:
         return profile.max_batch
     bound_s = (1 + deployment.slo_tolerance) / deployment.slo_tokens_per_s

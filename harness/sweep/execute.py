@@ -21,7 +21,9 @@ import pyarrow.parquet as pq
 import tomli_w
 
 from harness.errors import BadInput
+from harness.planner.model import check_decodes
 from harness.processes import process_pool
+from harness.profiles import load_profile
 from harness.sweep.evaluate import Row, as_record, evaluate
 from harness.sweep.identity import identity
 from harness.sweep.study import Point, Study, points
@@ -65,6 +67,13 @@ def execute(
     call takes up.
     """
     todo = points(study)
+    axis_types = {
+        name: _axis_type(name, [dict(point.settings)[name] for point in todo])
+        for name in study.axis_names()
+    }
+    files = {point.index: _file_name(point, study.best) for point in todo}
+    for local in {point.experiment.profiles.pd for point in todo}:
+        check_decodes(load_profile(local))
     parts = directory / "points"
     parts.mkdir(parents=True, exist_ok=True)
     asked = tomli_w.dumps(study.model_dump(mode="json", exclude_none=True))
@@ -72,7 +81,7 @@ def execute(
     results: dict[int, list[dict[str, Any]]] = {}
     missing = []
     for point in todo:
-        kept = _read(parts / _file_name(point, study.best))
+        kept = _read(parts / files[point.index])
         if kept is None:
             missing.append(point)
         else:
@@ -86,7 +95,7 @@ def execute(
     )
     for point, rows in finished:
         records = [as_record(row) for row in rows]
-        write_whole(parts / _file_name(point, study.best), json.dumps(records))
+        write_whole(parts / files[point.index], json.dumps(records))
         results[point.index] = records
         progress(len(results), len(todo), point.index, False)
     records = [
@@ -97,7 +106,7 @@ def execute(
         for record in results[point.index]
     ]
     dataset = directory / DATASET
-    write_whole(dataset, _parquet(study, records))
+    write_whole(dataset, _parquet(axis_types, records))
     return Outcome(dataset, records, len(missing), resumed)
 
 
@@ -134,13 +143,11 @@ def _read(path: Path) -> list[dict[str, Any]] | None:
     return records if isinstance(records, list) else None
 
 
-def _parquet(study: Study, records: list[dict[str, Any]]) -> bytes:
-    names = list(records[0])
-    axes = study.axis_names()
+def _parquet(axis_types: dict[str, pa.DataType], records: list[dict[str, Any]]) -> bytes:
     fields = []
-    for name in names:
-        if name in axes:
-            fields.append(pa.field(name, _axis_type(name, [row[name] for row in records])))
+    for name in records[0]:
+        if name in axis_types:
+            fields.append(pa.field(name, axis_types[name]))
         elif name in _TEXT or name in ("study", "mode"):
             fields.append(pa.field(name, pa.string()))
         elif name in _WHOLE or name == "point":

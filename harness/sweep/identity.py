@@ -8,6 +8,7 @@ import json
 from importlib import resources
 from pathlib import Path
 
+from harness.errors import BadInput
 from harness.profiles import load_profile
 from harness.sweep.study import Point
 from workloads.kinds import TraceWorkload
@@ -20,7 +21,8 @@ _SUFFIXES = (".py", ".c", ".toml")
 
 def identity(point: Point, best: bool) -> str:
     """A digest of the resolved experiment, the sweep's own parameters, the mode, the profiles and
-    trace that they name, and this program's code. Not of the point's place in its study."""
+    trace that they name, and this program's code. Not of the point's place in its study. Raises
+    BadInput where a profile or the trace cannot be read."""
     experiment = point.experiment
     workload = experiment.workload
     content = {
@@ -40,8 +42,11 @@ def identity(point: Point, best: bool) -> str:
 
 @functools.cache
 def _file(path: str) -> str:
-    with Path(path).open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    try:
+        with Path(path).open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise BadInput(f"trace {path}: cannot be read: {error.strerror}") from None
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,6 +93,8 @@ class Study(Table):
         names = self.axis_names()
         if len(set(names)) != len(names):
             raise ValueError(f"axis: each key can vary once only, found {list(names)}")
+        if "mode" in names:
+            raise ValueError("axis: mode cannot vary; a sweep has one, plan or simulate (--mode)")
         return self
 
     def axis_names(self) -> tuple[str, ...]:
@@ -128,8 +131,24 @@ def load_study(name_or_path: str) -> Study:
         return Study.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:
         raise BadInput(f"{path}: {describe_validation(error, Study)}") from None
+
+
+def study_over(base: str, axes: tuple[AxisSpec, ...]) -> Study:
+    """A study of an experiment (preset or file), named after it. Raises BadInput as `with_axes`."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(base).stem)
+    return with_axes({"name": name, "base": base}, axes)
+
+
+def with_axes(study: dict[str, Any], axes: tuple[AxisSpec, ...]) -> Study:
+    """The study of these fields over these axes. Raises BadInput where they do not go together."""
+    try:
+        return Study.model_validate({**study, "axis": axes})
+    except ValidationError as error:
+        raise BadInput(f"--axis: {describe_validation(error, Study)}") from None
 
 
 def is_experiment(name_or_path: str) -> bool:
@@ -141,7 +160,7 @@ def is_experiment(name_or_path: str) -> bool:
         return False
     try:
         return "axis" not in tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return False
 
 
@@ -178,6 +197,8 @@ def _own_value(key: str, value: Any) -> float:
         raise BadInput(f"{key}: found {value!r}, needs a number >= 0 ({OWN[key]})")
     if key.startswith("tcp.") and value == 0:
         raise BadInput(f"{key}: found 0, needs a number above 0 ({OWN[key]})")
+    if key == "tcp.connections" and value != int(value):
+        raise BadInput(f"{key}: found {value!r}, needs a whole number ({OWN[key]})")
     return float(value)
 
 

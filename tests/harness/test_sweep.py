@@ -11,6 +11,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.errors import BadInput
+from harness.experiment import presets
 from harness.profiles import profile_paths
 from harness.sweep import identity as identity_module
 from harness.sweep.evaluate import COLUMNS, evaluate
@@ -89,12 +90,16 @@ def test_a_bad_axis_says_what_would_do(text):
         ({"axis": [AxisSpec(key="price.local_per_hour", values=("x",))]}, "needs a number"),
         ({"axis": [AxisSpec(key="link.colour", values=(1,))]}, "link.colour: unknown key"),
         ({"configurations": ("nope",)}, "no 'nope' in paper"),
+        ({"axis": [AxisSpec(key="tcp.connections", values=(1.5,))]}, "needs a whole number"),
+        ({"axis": [AxisSpec(key="workload.stratified", values=(True, 1))]}, "all booleans"),
+        ({"base": "mooncake", "set": {}, "axis": [AxisSpec(key="seed", values=(1, 2))]}, "trace"),
+        ({"axis": [AxisSpec(key="profiles.pd", values=("1t-h20", "1t-h200"))]}, "must decode"),
     ],
 )
 def test_an_impossible_point_is_refused_before_anything_runs(change, message, tmp_path):
     study = study_of(RATES).model_copy(update=change)
     with pytest.raises(BadInput, match=message):
-        execute(study, tmp_path, jobs=1)
+        execute(study, tmp_path / "sweep", jobs=1)
     assert not list(tmp_path.iterdir())
 
 
@@ -342,12 +347,24 @@ def test_the_command_prints_writes_and_goes_on(tmp_path, capsys):
         (["sweep", "paper"], "name what varies"),
         (["sweep", "nope"], "no such study or file"),
         (["sweep", "rtt", "--jobs", "0"], "--jobs 0"),
+        (["sweep", "rtt", "--axis", "seed=1", "--axis", "seed=2"], "can vary once only"),
+        (["sweep", "paper", "--axis", "seed,seed=1:2"], "can vary once only"),
+        (["sweep", "paper", "--axis", "mode=emulate"], "mode cannot vary"),
+        (["sweep", "paper", "--axis", "seed=1", "--set", "link.rate=1"], "link.rate: unknown key"),
     ],
 )
 def test_the_command_refuses_in_one_line(arguments, message, capsys):
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_file_of_any_name_is_swept(tmp_path, capsys):
+    path = tmp_path / "my experiment (2).toml"
+    path.write_text((presets()["bench"]).read_text())
+    arguments = ["sweep", str(path), "--axis", "seed=1", "--out", str(tmp_path / "out"), "--json"]
+    assert main(arguments) == 0
+    assert {row["study"] for row in json.loads(capsys.readouterr().out)} == {"my-experiment-2-"}
 
 
 def test_files_of_both_kinds_are_told_apart(tmp_path):
