@@ -107,6 +107,34 @@ def test_same_seed_same_bytes_whatever_the_hash_seed(tmp_path):
     assert first == second
 
 
+def test_the_command_writes_the_same_bytes_whatever_the_hash_seed(tmp_path):
+    settings = {
+        "measure.capacity_warmup_s": 30,
+        "measure.capacity_window_s": 60,
+        "measure.latency_warmup_s": 0,
+        "measure.latency_window_s": 60,
+        "measure.load_fractions": [],
+        "measure.unloaded": "false",
+        "measure.slo_search": "false",
+        "measure.flow_rates": "true",
+    }
+    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    written = []
+    for seed in "12":
+        command = [sys.executable, "-m", "harness", "run", "paper", *sets]
+        subprocess.run(
+            [*command, "--out", str(tmp_path / seed)],
+            env={"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        )
+        files = sorted((tmp_path / seed).glob("*/*.parquet"))
+        written.append({path.name: path.read_bytes() for path in files})
+    assert written[0] == written[1]
+    tables = {"requests", "tokens", "gaps", "links", "instances", "decisions", "flows"}
+    assert written[0].keys() == {f"{name}.parquet" for name in tables}
+
+
 @pytest.mark.parametrize(
     "module",
     [

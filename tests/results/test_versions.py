@@ -79,6 +79,13 @@ def test_values_of_the_audit_of_version_3() -> None:
     assert sent["digest"] == received["digest"] == "0" * 30 + "ff"
 
 
+def test_values_of_the_flows_of_version_4() -> None:
+    first, last = reader.read(FIXTURES / "v4", "flows").to_pylist()
+    assert (first["time_us"], first["rate_bps"]) == (2_500_000, 5e8)
+    assert (last["time_us"], last["rate_bps"]) == (2_750_000, 0.0)
+    assert (first["link"], first["id"], first["attempt"]) == ("prfaas->pd", 0, 1)
+
+
 def test_columns_that_a_file_lacks_are_null(tmp_path: Path) -> None:
     table = pq.read_table(V1 / "requests.parquet").drop_columns(["verified", "tenant"])
     pq.write_table(table, tmp_path / "requests.parquet")
