@@ -227,6 +227,34 @@ def test_deadlock_names_the_waiting_tasks_and_where_they_wait():
     assert "main() waits" in text
 
 
+def test_a_deadlock_of_many_names_the_oldest_and_counts_the_rest():
+    async def main():
+        await asyncio.gather(*(asyncio.Event().wait() for _ in range(50)))
+
+    with pytest.raises(DeadlockError) as caught:
+        run(main())
+    lines = str(caught.value).splitlines()[1:]
+    assert len(lines) == 21 and "main()" in lines[0]
+    assert lines[-1] == "  ... and 31 more"  # of main and fifty
+
+
+@pytest.mark.parametrize("thresholds", [(700, 10, 10), (0, 10, 10)], ids=["on", "off"])
+def test_a_run_leaves_garbage_collection_as_it_was(thresholds):
+    before = gc.get_threshold()
+
+    async def main():
+        return gc.get_threshold()[0]
+
+    try:
+        gc.set_threshold(*thresholds)
+        chosen = gc.get_threshold()
+        during = run(main())
+        assert gc.get_threshold() == chosen
+    finally:
+        gc.set_threshold(*before)
+    assert during == (400_000 if thresholds[0] else 0)
+
+
 def test_time_limit_names_the_waiting_tasks():
     async def main():
         while True:  # noqa: ASYNC110

@@ -239,6 +239,14 @@ def test_each_direction_of_a_link_is_its_own():
     assert back == pytest.approx((2e9, 0.007, 0.010, 0.02))
 
 
+def test_several_links_of_one_specification_are_one_of_their_rate():
+    async def main():
+        link = fluid_links(parse_link({"rate_gbps": 10.0}), rate_factor=3.0)["prfaas", "pd"]
+        return link._rate * 8 / GOODPUT_SHARE
+
+    assert run(main()) == pytest.approx(30e9)
+
+
 def test_the_queue_of_a_configuration_is_that_of_its_instances():
     async def main():
         queue = QueueSpec(discipline="shortest-first", ageing=0.25, chunk_tokens=4096)

@@ -498,6 +498,8 @@ def test_of_equal_thresholds_the_least_is_taken():
 def test_the_preset_is_the_case_study():
     experiment = load_experiment("paper")
     deployment = deployment_of(experiment)
+    assert deployment.link == LinkModel(100.0, 0.0005)
+    assert deployment_of(experiment, bounded=False).link == LinkModel(None, 0.0005)
     rates = [
         plan_configuration(deployment, row).requests_per_s for row in experiment.configurations
     ]
@@ -547,6 +549,16 @@ def test_plan_json_is_valid_for_an_override(capsys):
     assert plan["search"]["unbounded"]["threshold_tokens"] == 19_600
     assert plan["search"]["unbounded"]["requests_per_s"] == pytest.approx(3.1955, abs=5e-4)
     assert plan["configurations"][0]["name"] == "homogeneous"
+
+
+@pytest.mark.parametrize(("reading", "threshold"), [("published", 19_400), ("work", 19_600)])
+def test_the_search_is_of_the_reading_that_is_asked_for(reading, threshold, capsys):
+    assert main(["plan", "paper", "--reading", reading, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["search"]
+    assert found["reading"] == reading
+    for link in ("bounded", "unbounded"):
+        assert found[link]["threshold_tokens"] == threshold
+        assert found[link]["split"] == {"n_prfaas": 4, "n_prefill": 3, "n_decode": 5}
 
 
 def test_an_slo_that_no_batch_keeps_is_planned_as_no_capacity(capsys):

@@ -224,6 +224,18 @@ def written(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize(
+    ("interpolation", "seconds"),
+    # 0.4 + 0.2/3; 0.4 x 2^(ln 1.5 / ln 4); Newton's form through all three
+    [("linear", 0.466667), ("log-log", 0.489898), ("quadratic", 0.455556)],
+)
+def test_an_interpolation_is_chosen_by_its_name(tmp_path, interpolation, seconds):
+    points = str([list(point) for point in POINTS])
+    text = MEASURED.replace('"linear"', f'"{interpolation}"')
+    profile = load_profile(written(tmp_path, text.replace("[[64, 0.01], [512, 0.05]]", points)))
+    assert profile.prefill_s(2000) == pytest.approx(seconds, abs=1e-6)
+
+
 def test_a_measured_profile_loads_and_fits_its_decode_points(tmp_path):
     profile = load_profile(written(tmp_path, MEASURED))
     assert profile.kv_bytes(50) == 1500

@@ -137,6 +137,10 @@ def test_prices_give_costs_and_break_evens():
     rows = {row.configuration: row for row in evaluate(points(study)[1], best=False)}
     assert rows["homogeneous"].cost_per_hour == 192.0
     assert rows["homogeneous"].break_even_remote_per_hour is None
+    # The one without remote instances is what others are held against, wherever it stands.
+    last = study.model_copy(update={"configurations": ("prfaas", "naive", "homogeneous")})
+    moved = {row.configuration: row for row in evaluate(points(last)[1], best=False)}
+    assert all(moved[name] == rows[name] for name in ("prfaas", "naive", "homogeneous"))
     prfaas = rows["prfaas"]
     assert prfaas.cost_per_hour == pytest.approx(4 * 32 + 8 * 16 + 54.6, abs=0.2)
     # At its own break-even price PrfaaS costs what homogeneous does.
@@ -190,8 +194,9 @@ def test_a_sweep_resumes_and_gives_equal_bytes(tmp_path):
     assert len(parts) == 6
     parts[0].unlink()
     parts[1].write_text("[{")  # as after a crash of the machine
+    parts[2].write_text("{}")
     again = execute(study, tmp_path / "a", jobs=1)
-    assert (again.computed, again.resumed) == (2, 4)
+    assert (again.computed, again.resumed) == (3, 3)
     assert again.dataset.read_bytes() == bytes_before
     wider = study_of(
         RATES,
