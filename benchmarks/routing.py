@@ -100,7 +100,8 @@ def measure(name: str, decisions: int) -> tuple[float, float]:
             view.prefill[decision.prefill_cluster].assign(
                 decision.prefill_key, view.now_s, decision.predicted_work_s
             )
-            view.decode[decision.decode_cluster].assign(decision.decode_key)
+            tokens = request.input_tokens + request.output_tokens
+            view.decode[decision.decode_cluster].assign(decision.decode_key, tokens)
         costs.append((time.process_time_ns() - began) / BATCH / 1e3)
     return statistics.median(costs), sorted(costs)[int(0.99 * len(costs))]
 

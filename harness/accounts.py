@@ -50,6 +50,8 @@ class PrefillPool:
     names: list[str] = field(default_factory=list)
     _order: LeastFirst = field(default_factory=LeastFirst)
     queued: list[int] = field(default_factory=list)
+    #: Seconds that the prefills which have ended on each instance took.
+    busy_s: list[float] = field(default_factory=list)
     key_of: dict[str, int] = field(default_factory=dict)
     #: Instances that left for another role, or are on their way there.
     away: set[int] = field(default_factory=set)
@@ -58,6 +60,7 @@ class PrefillPool:
     def add(self, name: str) -> int:
         self.names.append(name)
         self.queued.append(0)
+        self.busy_s.append(0.0)
         self._busy = None
         key = self.key_of[name] = self._order.add()
         return key
@@ -114,8 +117,11 @@ class PrefillPool:
         if self._busy is not None and order.usable(key):
             self._busy.until(key, empty_s)
 
-    def settle(self, key: int, now_s: float, error_s: float) -> None:
-        """A prefill of the instance ended, `error_s` later than predicted work said."""
+    def settle(self, key: int, now_s: float, predicted_s: float, took_s: float) -> None:
+        """A prefill of the instance ended after `took_s` of work, not the `predicted_s` that were
+        assigned; 0: what is not done of it by now will not be."""
+        self.busy_s[key] += took_s
+        error_s = took_s - predicted_s
         queued = self.queued[key] = self.queued[key] - 1
         empty_s = self._order.cost(key)
         if queued == 0:
@@ -131,12 +137,15 @@ class DecodePool:
 
     cluster: str
     names: list[str] = field(default_factory=list)
+    #: Of the requests assigned to each, prompt and output: what its cache is, or is to be, of.
+    tokens: list[int] = field(default_factory=list)
     _order: FewestFirst = field(default_factory=FewestFirst)
     key_of: dict[str, int] = field(default_factory=dict)
     away: set[int] = field(default_factory=set)
 
     def add(self, name: str) -> int:
         self.names.append(name)
+        self.tokens.append(0)
         key = self.key_of[name] = self._order.add()
         return key
 
@@ -155,10 +164,12 @@ class DecodePool:
     def set_usable(self, key: int, usable: bool) -> None:
         self._order.set_usable(key, usable)
 
-    def assign(self, key: int) -> None:
+    def assign(self, key: int, tokens: int) -> None:
+        self.tokens[key] += tokens
         self._order.change(key, 1)
 
-    def settle(self, key: int) -> None:
+    def settle(self, key: int, tokens: int) -> None:
+        self.tokens[key] -= tokens
         self._order.change(key, -1)
 
 

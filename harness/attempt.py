@@ -70,7 +70,7 @@ class Attempt:
         self._decode_key = decode_key
         self._now_s = now_s
         prefill_pool.assign(prefill_key, view.now_s, decision.predicted_work_s)
-        decode_pool.assign(decode_key)
+        decode_pool.assign(decode_key, request.input_tokens + request.output_tokens)
 
     def start_prefill(
         self, cached_tokens: int, held_tokens: int, arrived_s: float
@@ -96,13 +96,14 @@ class Attempt:
         return self.decode.decode(DecodeJob(self.request, self.number, done))
 
     def end(self) -> None:
-        """All is decoded."""
-        self._decode_pool.settle(self._decode_key)
+        """Nothing of it is left to decode."""
+        request = self.request
+        self._decode_pool.settle(self._decode_key, request.input_tokens + request.output_tokens)
 
     def abandon(self) -> None:
         """It ends without success: its cache is dropped wherever it is."""
-        self._settle_prefill(0.0)  # work that is not done by now will not be
-        self._decode_pool.settle(self._decode_key)
+        self._settle_prefill(0.0)
+        self.end()
         self.prefill.abandon(self.request, self.number)
         self.decode.abandon(self.request, self.number)
 
@@ -111,7 +112,8 @@ class Attempt:
         decision = self._decision
         if decision is not None:
             self._decision = None
-            error_s = took_s - decision.predicted_work_s
-            self._prefill_pool.settle(decision.prefill_key, self._now_s(), error_s)
+            self._prefill_pool.settle(
+                decision.prefill_key, self._now_s(), decision.predicted_work_s, took_s
+            )
             if self._path is not None:
                 self._path.outstanding_bytes -= decision.predicted_bytes

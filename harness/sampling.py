@@ -76,7 +76,7 @@ async def sample(
 
 
 def instance_rows(view: View, time_s: float) -> Iterator[InstanceRow]:
-    """One row an instance and role: requests assigned to it, and whether it takes any. An instance
+    """One row an instance and role: what is assigned to it, and whether it takes any. An instance
     that changed its role has no row in the old one; on its way, it has one while it drains."""
     for prefill in view.prefill.values():
         for key, name in enumerate(prefill.names):
@@ -84,14 +84,22 @@ def instance_rows(view: View, time_s: float) -> Iterator[InstanceRow]:
             if key in prefill.away and not queued:
                 continue
             state = _state(prefill.usable(key), key in prefill.away)
-            yield InstanceRow(time_s, name, prefill.cluster, Role.PREFILL, state, queued=queued)
+            busy_s = prefill.busy_s[key]
+            yield InstanceRow(
+                time_s, name, prefill.cluster, Role.PREFILL, state, queued=queued, busy_s=busy_s
+            )
     for decode in view.decode.values():
         for key, name in enumerate(decode.names):
             running = decode.active(key)
             if key in decode.away and not running:
                 continue
             state = _state(decode.usable(key), key in decode.away)
-            yield InstanceRow(time_s, name, decode.cluster, Role.DECODE, state, running=running)
+            tokens = decode.tokens[key]
+            yield InstanceRow(
+                *(time_s, name, decode.cluster, Role.DECODE, state),
+                running=running,
+                cache_tokens=tokens,
+            )
 
 
 def _state(usable: bool, away: bool) -> str:

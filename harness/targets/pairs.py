@@ -132,7 +132,7 @@ class _Pair:
             finished_s = flight.prefill_finished_s
             self._on_prefill.pop(id(flight), None)
             prefilled(None if finished_s is None else finished_s - begun_s)
-            router.ended(decision)
+            router.ended(decision, request)
             done(flight)
 
         self._on_prefill[id(flight)] = prefilled

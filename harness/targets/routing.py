@@ -87,18 +87,22 @@ class PairRouter:
         decision = self._policy.route(request, self._view)
         prefill = self._view.prefill[decision.prefill_cluster]
         prefill.assign(decision.prefill_key, now_s, decision.predicted_work_s)
-        self._view.decode[PD].assign(decision.decode_key)
+        self._view.decode[PD].assign(decision.decode_key, _tokens(request))
         return decision
 
     def prefilled(
         self, decision: Decision, request: Request, now_s: float, took_s: float | None
     ) -> None:
         """The prefill of `decision` ended after `took_s`, None where it failed."""
-        predicted_s = decision.predicted_work_s
-        error_s = -predicted_s if took_s is None else took_s - predicted_s
-        self._view.prefill[decision.prefill_cluster].settle(decision.prefill_key, now_s, error_s)
+        self._view.prefill[decision.prefill_cluster].settle(
+            decision.prefill_key, now_s, decision.predicted_work_s, took_s or 0.0
+        )
         if took_s is not None:
             self._models[decision.prefill_cluster].note(request.input_tokens, took_s)
 
-    def ended(self, decision: Decision) -> None:
-        self._view.decode[PD].settle(decision.decode_key)
+    def ended(self, decision: Decision, request: Request) -> None:
+        self._view.decode[PD].settle(decision.decode_key, _tokens(request))
+
+
+def _tokens(request: Request) -> int:
+    return request.input_tokens + request.output_tokens

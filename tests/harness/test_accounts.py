@@ -110,7 +110,8 @@ def test_work_queues_up_and_an_empty_queue_forgets_wrong_predictions() -> None:
     pool.assign(key, 10.0, 2.0)
     pool.assign(key, 10.5, 2.0)
     assert pool.wait_s(key, 11.0) == 3.0
-    pool.settle(key, 13.0, 1.0)
+    pool.settle(key, 13.0, 2.0, 3.0)
     assert pool.wait_s(key, 13.0) == 2.0
-    pool.settle(key, 13.5, -1.5)
+    pool.settle(key, 13.5, 2.0, 0.5)
     assert pool.wait_s(key, 13.5) == 0.0
+    assert pool.busy_s == [3.5]

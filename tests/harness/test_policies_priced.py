@@ -80,7 +80,7 @@ def test_a_pools_load_follows_assignments_and_settling() -> None:
     pool.assign(1, 0.0, 4.0)
     assert pool.load(0.0) == (3.0, 0.5)
     assert pool.load(2.0) == (2.0, 0.5)
-    pool.settle(0, 3.0, 0.0)
+    pool.settle(0, 3.0, 8.0, 8.0)
     assert pool.load(3.0) == (0.25, 0.25)
     pool.set_usable(3, False)
     assert pool.load(3.0) == pytest.approx((1 / 3, 1 / 3))
@@ -186,7 +186,7 @@ def fifo(name: str, rate: float, seeds: range, n: int = 30_000) -> tuple[float, 
         for number, (tokens, now_s) in enumerate(zip(lengths, arrivals, strict=True)):
             while ends and ends[0][0] <= now_s:
                 end_s, cluster, key = heapq.heappop(ends)
-                view.prefill[cluster].settle(key, end_s, 0.0)
+                view.prefill[cluster].settle(key, end_s, 0.0, 0.0)
             view.now_s = now_s
             decision = policy.route(request_of(tokens, number), view)
             pool, key = view.prefill[decision.prefill_cluster], decision.prefill_key

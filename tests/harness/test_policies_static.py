@@ -93,7 +93,7 @@ def test_a_whole_prompt_hit_still_computes_the_last_token():
 def test_least_wait_within_a_cluster_and_least_active_for_decode():
     view = view_of()
     view.prefill["prfaas"].assign(0, 0.0, 5.0)
-    view.decode["pd"].assign(0)
+    view.decode["pd"].assign(0, 1)
     decision = Naive().route(request_of(1_000), view)
     assert (decision.prefill_cluster, decision.prefill_key, decision.decode_key) == ("prfaas", 1, 1)
 

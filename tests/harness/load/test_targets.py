@@ -194,10 +194,12 @@ async def test_accounts_are_settled_and_rates_observed() -> None:
     assert sorted(each.decode_key for each in decisions) == [0, 0, 1, 1]
     for each in decisions:
         router.prefilled(each, make_request(), 1.0, 0.5)
-        router.ended(each)
+        router.ended(each, make_request())
     model = router._models["prfaas"]
     assert model.tokens_per_s == pytest.approx(8 / 0.5)
-    assert [router._view.decode["pd"].active(key) for key in range(2)] == [0, 0]
+    decode = router._view.decode["pd"]
+    assert [(decode.active(key), decode.tokens[key]) for key in range(2)] == [(0, 0), (0, 0)]
+    assert router._view.prefill["prfaas"].busy_s == [1.0, 1.0]
 
 
 # SGLang
