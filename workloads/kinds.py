@@ -301,8 +301,11 @@ class ArrivalSpec(Section):
     process: Literal["poisson", "constant", "gamma", "trace"] = Field(
         default="poisson", description="gaps between arrivals; trace: the trace's own stamps"
     )
+    # Bursts are of about 1 / burstiness requests at one moment.
     burstiness: PositiveFloat = Field(
-        default=1.0, description="shape of the gamma gaps: CV is 1 / sqrt(burstiness), 1 is Poisson"
+        default=1.0,
+        ge=1e-4,
+        description="shape of the gamma gaps: CV is 1 / sqrt(burstiness), 1 is Poisson",
     )
     shape: RateShape = Field(default=SteadyShape(), description="how the rate changes over time")
     exact_rate: bool = Field(

@@ -208,6 +208,7 @@ def test_bad_workloads_are_named(data, message):
     [
         ({"process": "weibull"}, "process"),
         ({"burstiness": 2.0}, "use process 'gamma'"),
+        ({"process": "gamma", "burstiness": 1e-9}, "greater than or equal to 0.0001"),
         ({"slow_down": 2.0}, "use process 'trace'"),
         ({"shape": {"kind": "steps", "steps": []}}, "steps"),
         ({"shape": {"kind": "steps", "steps": [{"duration_s": 1, "factor": 0}]}}, "every factor"),
