@@ -63,6 +63,12 @@ def run(options: argparse.Namespace) -> int:
     contexts = _numbers("--contexts", options.contexts)
     if len(lengths) < 2:
         raise BadInput(f"--lengths {options.lengths}: a profile needs two lengths or more")
+    for flag, value in (("--threads", options.threads), ("--page-tokens", options.page_tokens)):
+        if value < 1:
+            raise BadInput(f"{flag} {value}: must be at least 1")
+    # Before minutes of measuring, not after.
+    if options.out is not None and not options.out.parent.is_dir():
+        raise BadInput(f"--out {options.out}: there is no folder {options.out.parent}")
     from engine.profiler import measure, profile_toml
 
     model, device_name = _load(options)

@@ -54,6 +54,9 @@ def test_measures_and_writes_a_profile(tmp_path, capsys):
         (["--lengths", "64"], "needs two lengths or more"),
         (["--batches", "1,x"], "--batches 1,x: whole numbers >= 1"),
         (["--model", "huge"], "model shape 'huge' is unknown"),
+        (["--threads", "0"], "--threads 0: must be at least 1"),
+        (["--page-tokens", "0"], "--page-tokens 0: must be at least 1"),
+        (["--out", "no-such-folder/x.toml"], "there is no folder no-such-folder"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys):
