@@ -16,7 +16,7 @@ from harness.errors import BadInput
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.links.shape import GOODPUT_SHARE
 from harness.phases import CAPACITY, IDS_A_PHASE, UNLOADED, Phase, plan_phases
-from harness.planner import Capacity, Deployment, Reading, loaded_ttft, unloaded_ttft
+from harness.planner import Capacity, Deployment, Reading, loaded_ttft, tpot_s, unloaded_ttft
 from harness.planner.experiment import arrival_cv, deployment_of, plan_configuration
 
 #: The baseline of the comparison when an experiment has no homogeneous configuration.
@@ -104,13 +104,17 @@ def predict_phase(
     deployment, planned = prediction.deployment, prediction.capacity
     overloaded = phase.name == CAPACITY
     rate = planned.requests_per_s if overloaded else phase.request_rate
-    tpot_s = deployment.local.decode_step_s(1, deployment.lengths.mean())
+    # One request at a time has a batch for itself.
+    decoding = 0.0 if phase.name == UNLOADED else rate
     figures = {
         "throughput": rate,
         "offered_rate": phase.request_rate,
         "offloaded_share": planned.offloaded_share,
     }
-    figures |= {f"tpot_{name}": tpot_s for name in ("mean", "p50", "p90", "p99")}
+    figures |= {
+        f"tpot_{name}": tpot_s(deployment, planned.split.n_decode, decoding)
+        for name in ("mean", "p50", "p90", "p99")
+    }
     if planned.split.n_prfaas:
         egress_gbps = planned.egress_gbps / planned.requests_per_s * rate
         figures["egress_mean_gbps"] = egress_gbps

@@ -16,6 +16,7 @@ from harness.planner.model import (
     Stage,
     capacity,
     decode_batch,
+    tpot_s,
 )
 from harness.planner.queueing import erlang_c, highest_rate, loaded_ttft
 from harness.planner.search import (
@@ -52,5 +53,6 @@ __all__ = [
     "shape_of",
     "threshold_curves",
     "threshold_grid",
+    "tpot_s",
     "unloaded_ttft",
 ]

@@ -265,6 +265,26 @@ def decode_per_s(deployment: Deployment, n_decode: int) -> float:
     return n_decode * batch / (step_s * deployment.output_tokens)
 
 
+def tpot_s(deployment: Deployment, n_decode: int, requests_per_s: float) -> float:
+    """Mean seconds between a request's tokens at a rate that `n_decode` instances share evenly.
+
+    With no limit on the batch it would be Poisson (M/G/infinity), so a token shares its step with
+    one sequence more than the mean batch B of an instance; by Little's law B is the rate times the
+    output times the step. A step is linear in its batch: one equation for it, bounded by the step
+    of the largest batch.
+    """
+    context = _mean_context(deployment)
+
+    def step_s(batch: int) -> float:
+        return deployment.local.decode_step_s(batch, batch * context)
+
+    alone_s, each_s = step_s(1), step_s(2) - step_s(1)
+    tokens_per_s = requests_per_s / n_decode * deployment.output_tokens
+    most_s = step_s(max(1, decode_batch(deployment)))
+    spare = 1.0 - tokens_per_s * each_s
+    return min(alone_s / spare, most_s) if spare > 0.0 else most_s
+
+
 def _mean_context(deployment: Deployment) -> float:
     return deployment.lengths.mean() + deployment.output_tokens / 2
 
