@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from harness.errors import BadInput
 from harness.links.spec import LinkSpec
 from workloads.section import Section
 from workloads.spec import ArrivalSpec, WorkloadSpec
 
-Mode = Literal["simulate", "emulate", "live"]
+Mode = Literal["simulate", "emulate"]
 
 #: Of one kind, in one configuration: more would not fit in a simulation's memory.
 MOST_INSTANCES = 100_000
@@ -161,6 +161,15 @@ class Experiment(Section):
     emulate: EmulateSpec = EmulateSpec()
     configurations: tuple[ConfigurationSpec, ...] = Field(min_length=1)
 
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _is_run_here(cls, value: Any) -> Any:
+        if value == "live":
+            raise ValueError(
+                "must be 'simulate' or 'emulate'; a deployment there is, is driven by `prfaas load`"
+            )
+        return value
+
     @model_validator(mode="after")
     def _names_are_unique(self) -> Experiment:
         names = [configuration.name for configuration in self.configurations]
@@ -183,10 +192,19 @@ def presets() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def load_experiment(name_or_path: str, overrides: dict[str, Any] | None = None) -> Experiment:
-    """A preset by name or a TOML file by path; `overrides` are dotted keys over it.
+#: Where overrides were given, unless something else is said of them.
+COMMAND_LINE = "on the command line"
 
-    Raises BadInput with one line that names the file and the field.
+
+def load_experiment(
+    name_or_path: str,
+    overrides: dict[str, Any] | None = None,
+    places: Mapping[str, str] | None = None,
+) -> Experiment:
+    """A preset by name or a TOML file by path; `overrides` are dotted keys over it. `places` says
+    of some of them where they were given, other than on the command line.
+
+    Raises BadInput with one line that names the file (or the place) and the field.
     """
     shipped = presets()
     path = shipped.get(name_or_path) or Path(name_or_path)
@@ -196,22 +214,49 @@ def load_experiment(name_or_path: str, overrides: dict[str, Any] | None = None) 
         known = ", ".join(shipped)
         raise BadInput(f"{name_or_path}: no such preset or file (presets: {known})")
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+    given = {key: (places or {}).get(key, COMMAND_LINE) for key in overrides or {}}
     for key, value in (overrides or {}).items():
-        set_dotted(data, key, value)
+        try:
+            set_dotted(data, key, value)
+        except BadInput as error:
+            raise BadInput(f"{given[key]}: {error}") from None
     try:
         return Experiment.model_validate(data)
     except ValidationError as error:
         field, fault = first_fault(error, data)
-        given = any(
-            f"{field}.".startswith(f"{key}.") or key.startswith(f"{field}.")
-            for key in overrides or {}
-        )
-        raise BadInput(f"{'on the command line' if given else path}: {field}: {fault}") from None
+        alone = bool(given) and _is_in(error, tomllib.loads(text))
+        where = str(path) if alone else _blamed(path, field, given)
+        raise BadInput(f"{where}: {field}: {fault}") from None
+
+
+def _is_in(error: ValidationError, data: dict[str, Any]) -> bool:
+    """Whether `data` has the first of these faults too."""
+    try:
+        Experiment.model_validate(data)
+    except ValidationError as other:
+        return _identity(_first(error)) in map(_identity, other.errors())
+    return False
+
+
+def _identity(fault: Any) -> tuple[Any, ...]:
+    found = fault.get("input")
+    # A table around the fault differs in what has nothing to do with it.
+    return fault["loc"], fault["msg"], "" if isinstance(found, (dict, list)) else repr(found)
+
+
+def _blamed(path: Path, field: str, given: Mapping[str, str]) -> str:
+    """Where a fault came from that the file alone has not: the last override of that field, of what
+    is in it or of what it is in, or else the overrides together."""
+    for key, place in reversed(given.items()):
+        if field == _WHOLE or f"{field}.".startswith(f"{key}.") or key.startswith(f"{field}."):
+            return place
+    return " with what is set ".join([str(path), *dict.fromkeys(given.values())])
 
 
 def set_dotted(data: dict[str, Any], key: str, value: Any) -> None:
@@ -254,29 +299,49 @@ def first_fault(
     error: ValidationError, data: Any, model: type[BaseModel] = Experiment
 ) -> tuple[str, str]:
     """(field, fault) of the first fault, in one line: what was found and what would do."""
-    first = error.errors()[0]
-    field = _field(first["loc"], data)
+    first = _first(error)
+    field = _field(first, data)
     found = first.get("input")
     shown = "" if isinstance(found, (dict, list, bool)) or found is None else f" (found {found!r})"
     if first["type"] == "extra_forbidden":
         near = _meant(field, found, model)
+        if near == field:
+            return field, "no key of this kind"
         return field, "unknown key" + (f"; did you mean {near}?" if near else "")
     if first["type"] == "union_tag_invalid":
         known = first["ctx"]["expected_tags"].replace("'", "")
         return f"{field}.kind", f"{first['ctx']['tag']!r} is unknown (there are: {known})"
+    if first["type"] == "union_tag_not_found":
+        return f"{field}.kind", "Field required"
     if first["type"] in ("model_type", "model_attributes_type"):
         return field, f"must be a table{shown}"
     message = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
     if first["type"] == "int_parsing_size":  # pydantic speaks of a string, whatever it was
         message = "must be a whole number of a sane size"
-    more = len({_field(each["loc"], data) for each in error.errors()}) - 1
+    more = len({_field(each, data) for each in error.errors()}) - 1
     return field, f"{message}{shown}" + (f"; and {more} more" if more else "")
 
 
-def _field(location: tuple[int | str, ...], data: Any) -> str:
-    """The dotted name of a field as a user wrote it in `data`, where that is at hand:
-    configurations by name, no union tags.
+def _first(error: ValidationError) -> Any:
+    """The first fault that helps: of a table that may also be a number, what is wrong in it."""
+    faults = error.errors()
+    inside = (
+        each
+        for each in faults
+        if each["type"] not in ("int_type", "float_type") or not isinstance(each["input"], dict)
+    )
+    return next(inside, faults[0])
+
+
+#: Stands for the field of a fault of the whole file.
+_WHOLE = "experiment"
+
+
+def _field(fault: Any, data: Any) -> str:
+    """The dotted name of a fault's field as a user wrote it in `data`, where that is at hand:
+    configurations by name, no kinds of a table or number.
     """
+    location: tuple[int | str, ...] = fault["loc"]
     if data is None:
         return ".".join(map(str, location)) or "value"
     parts = []
@@ -287,9 +352,9 @@ def _field(location: tuple[int | str, ...], data: Any) -> str:
         elif isinstance(data, list) and isinstance(part, int) and part < len(data):
             data = data[part]
             parts.append(str(data.get("name", part)) if isinstance(data, dict) else str(part))
-        elif part == location[-1] and isinstance(data, dict):
-            parts.append(str(part))
-    return ".".join(parts) or "experiment"
+    if fault["type"] == "missing":
+        parts.append(str(location[-1]))
+    return ".".join(parts) or _WHOLE
 
 
 def _meant(field: str, found: Any, model: type[BaseModel]) -> str | None:

@@ -153,6 +153,63 @@ def test_a_bad_override_is_blamed_on_the_command_line_not_on_the_file() -> None:
         load_experiment("bench", {"slo.ttft_s": -1})
 
 
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("workload.min_tokens=200000", "workload: min_tokens, max_tokens: found 200000, 131072;"),
+        ("workload.max_tokens=128", "workload: min_tokens, max_tokens: found 128, 128;"),
+        ("workload.mu=1000", "workload: mu: found 1000.0, which leaves no probability"),
+        ("workload.output_tokens={mu=1000}", "workload.output_tokens: mu: found 1000.0, which"),
+        ("workload.output_tokens={mu='x'}", "workload.output_tokens.mu: must be a valid number"),
+        ("workload={kind='trace'}", "workload.path: Field required"),
+        ("workload={}", "workload.kind: Field required"),
+        ("configurations.best.n_decode=1", "configurations.best.n_decode: no configuration"),
+        ("measure.flow_rates=true", "experiment: measure.flow_rates: only simulate"),
+    ],
+)
+def test_an_override_that_does_not_fit_the_file_is_to_blame(setting: str, says: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        load_experiment("bench", dict([parse_override(setting)]))
+    assert str(caught.value).startswith(f"on the command line: {says}")
+
+
+def test_a_fault_that_the_file_has_alone_is_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "e.toml"
+    path.write_text(MINIMAL.replace("n_prefill = 1", "n_prefill = 0"))
+    with pytest.raises(BadInput, match=f"^{path}: configurations.a: n_prfaas"):
+        load_experiment(str(path), {"configurations.a.n_decode": 2})
+    path.write_text(MINIMAL + "[slo]\nttft_s = -1\n")
+    with pytest.raises(BadInput, match=f"^{path}: slo.ttft_s: must"):
+        load_experiment(str(path), {"seed": 2})
+    with pytest.raises(BadInput, match=r"^on the command line: slo.ttft_s: .* \(found -2\)$"):
+        load_experiment(str(path), {"slo.ttft_s": -2})
+
+
+def test_an_override_that_another_field_of_the_file_does_not_fit_names_both() -> None:
+    says = r"bench.toml with what is set on the command line: workload.mu: no key of this kind$"
+    with pytest.raises(BadInput, match=says):
+        load_experiment("bench", {"workload.kind": "fixed"})
+
+
+def test_an_override_is_blamed_where_it_was_given() -> None:
+    places = {"slo.ttft_s": "s.toml: [set]"}
+    with pytest.raises(BadInput, match=r"^s.toml: \[set\]: slo.ttft_s: must be greater"):
+        load_experiment("bench", {"slo.ttft_s": -1, "seed": 2}, places)
+    with pytest.raises(BadInput, match=r"^s.toml: \[set\]: slo.ttft_s.x: slo.ttft_s is a value"):
+        load_experiment("bench", {"slo.ttft_s.x": 1}, {"slo.ttft_s.x": "s.toml: [set]"})
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "ablate"])
+def test_a_mode_that_no_run_has_is_refused(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for mode, says in (("live", "'emulate'; a deployment there is, is driven"), ("x", "'emulate'")):
+        assert main([command, "paper", "--set", f"mode={mode}"]) == 2
+        error = capsys.readouterr().err
+        assert "on the command line: mode: must be 'simulate' or " + says in error
+        assert len(error.splitlines()) == 1
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1e300", "1e300", "1e18"])
 @pytest.mark.parametrize("preset", ["bench", "paper"])
 def test_no_number_is_infinite_or_beyond_all_measure(preset: str, value: str) -> None:
