@@ -8,6 +8,7 @@ rules out.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 from unittest import mock
@@ -34,8 +35,13 @@ Plant = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def _instead(owner: Any, name: str, mutated: Callable[..., Any]) -> Plant:
-    """`mutated(original, *arguments)` runs in place of `owner.name`."""
+    """`mutated(original, *arguments)` runs in place of `owner.name`. Raises TypeError where the two
+    do not take the same arguments: that call would be noticed, and not the bug."""
     original = getattr(owner, name)
+    taken = inspect.signature(mutated).parameters.values()
+    any_number = any(each.kind is each.VAR_POSITIONAL for each in taken)
+    if not any_number and len(taken) != 1 + len(inspect.signature(original).parameters):
+        raise TypeError(f"{mutated.__name__} does not take what {name} does")
 
     def call(*args: Any, **options: Any) -> Any:
         return mutated(original, *args, **options)
@@ -199,16 +205,18 @@ async def _back_from_the_dead(original: Any, roles: Roles, name: str, role: Any)
     return converted
 
 
-def _settle_late(original: Any, pool: PrefillPool, key: int, now_s: float, error_s: float) -> None:
+def _settle_late(
+    original: Any, pool: PrefillPool, key: int, now_s: float, predicted_s: float, took_s: float
+) -> None:
     """A failed attempt's place in the queue is not given back."""
-    if error_s >= 0.0 or pool.queued[key] > 1:
-        original(pool, key, now_s, error_s)
+    if took_s >= predicted_s or pool.queued[key] > 1:
+        original(pool, key, now_s, predicted_s, took_s)
 
 
-def _settle_twice(original: Any, pool: DecodePool, key: int) -> None:
-    original(pool, key)
+def _settle_twice(original: Any, pool: DecodePool, key: int, tokens: int) -> None:
+    original(pool, key, tokens)
     if pool.active(key) > 2:
-        original(pool, key)
+        original(pool, key, tokens)
 
 
 #: Name -> how to plant it.

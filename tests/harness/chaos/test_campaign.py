@@ -6,10 +6,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+from harness.accounts import PrefillPool
 from harness.chaos import faults
 from harness.chaos.campaign import run_plan, run_seed
 from harness.chaos.many import find_planted, run_range
-from harness.chaos.planted import PLANTED, planted
+from harness.chaos.planted import PLANTED, _instead, planted
 from harness.chaos.shrink import shrink
 
 #: Of the 10,000 of `make nightly`: as many as the default suite has time for.
@@ -62,6 +63,8 @@ def test_at_least_twelve_bugs_can_be_planted():
         ("lost acknowledgement ignored", "progress"),
         ("directory trusted blindly", "wrong cache"),
         ("instance lost in its conversion used", "routing"),
+        ("failed prefill stays in the queue's account", "accounts return to zero"),
+        ("decode settled twice", "accounts return to zero"),
     ],
 )
 def test_a_planted_bug_is_noticed(name, noticed_by):
@@ -71,6 +74,12 @@ def test_a_planted_bug_is_noticed(name, noticed_by):
     assert noticed_by in (None, violation.name)
     # And it was the bug: without it the seed holds.
     assert run_seed(seed).violations == []
+
+
+def test_a_plant_takes_what_the_code_that_it_replaces_does():
+    """Else the call fails, and a campaign notices that whatever the bug is."""
+    with pytest.raises(TypeError, match="does not take what settle does"):
+        _instead(PrefillPool, "settle", lambda original, pool, key, now_s, error_s: None)
 
 
 def test_shrinking_keeps_the_breach_and_drops_what_has_no_part_in_it():
