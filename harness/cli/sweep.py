@@ -22,7 +22,6 @@ from harness.sweep.study import (
     parse_axis,
     studies,
     study_over,
-    with_axes,
 )
 
 #: Longer tables are for a data frame.
@@ -145,15 +144,15 @@ def _study(options: argparse.Namespace) -> Study:
     else:
         study = load_study(options.study)
         if axes:
-            study = with_axes(study.model_dump(), axes)
-    update: dict[str, Any] = {"set": {**study.set, **settings}}
+            study = study.over(axes)
+    update: dict[str, Any] = {}
     if options.mode:
         update["mode"] = options.mode
     if options.best:
         update["best"] = True
     if options.only:
         update["configurations"] = tuple(options.only)
-    return study.model_copy(update=update)
+    return study.setting(settings).model_copy(update=update)
 
 
 def _print_studies() -> None:

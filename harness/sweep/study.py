@@ -10,16 +10,22 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from harness.errors import BadInput
-from harness.experiment import Experiment, describe_validation, load_experiment, presets
+from harness.experiment import (
+    COMMAND_LINE,
+    Experiment,
+    describe_validation,
+    load_experiment,
+    presets,
+)
 from workloads.section import Table
 
 SweepMode = Literal["plan", "simulate"]
@@ -88,6 +94,9 @@ class Study(Table):
     show: tuple[str, ...] = Field((), description="columns of the terminal's table")
     phases: tuple[str, ...] = Field((), description="phases in that table; none: all")
 
+    # Where in the study's file a key was given; others were on the command line.
+    _places: dict[str, str] = PrivateAttr(default_factory=dict)
+
     @model_validator(mode="after")
     def _keys_are_unique(self) -> Study:
         names = self.axis_names()
@@ -99,6 +108,31 @@ class Study(Table):
 
     def axis_names(self) -> tuple[str, ...]:
         return tuple(name for axis in self.axis for name in axis.names())
+
+    @property
+    def places(self) -> Mapping[str, str]:
+        """Keys that a file gives -> the file and what in it, for messages."""
+        return self._places
+
+    def over(self, axes: tuple[AxisSpec, ...]) -> Study:
+        """This study over other axes, which the command line gives. Raises BadInput where they do
+        not go together."""
+        made = with_axes(self.model_dump(), axes)
+        made._places = {key: self._places[key] for key in self.set if key in self._places}
+        for key in made.axis_names():
+            made._places.pop(key, None)
+        return made
+
+    def setting(self, settings: Mapping[str, Any]) -> Study:
+        """This study with what the command line sets. Axes go before it."""
+        made = self.model_copy(update={"set": {**self.set, **settings}})
+        varied = self.axis_names()
+        made._places = {
+            key: place
+            for key, place in self._places.items()
+            if key not in settings or key in varied
+        }
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +162,16 @@ def load_study(name_or_path: str) -> Study:
             f"--axis: {', '.join(presets())})"
         )
     try:
-        return Study.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        study = Study.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:
         raise BadInput(f"{path}: {describe_validation(error, Study)}") from None
+    study._places = dict.fromkeys(study.set, f"{path}: [set]")
+    study._places |= dict.fromkeys(study.axis_names(), f"{path}: [[axis]]")
+    return study
 
 
 def study_over(base: str, axes: tuple[AxisSpec, ...]) -> Study:
@@ -178,27 +215,28 @@ def _point(study: Study, index: int, settings: dict[str, Value]) -> Point:
     own, overrides = {}, {}
     for key, value in merged.items():
         table = key.split(".")[0]
+        place = study.places.get(key, COMMAND_LINE)
         if key in OWN:
-            own[key] = _own_value(key, value)
+            own[key] = _own_value(place, key, value)
         elif table in {name.split(".")[0] for name in OWN}:
-            raise BadInput(f"{study.name}: {key}: unknown; there are {', '.join(OWN)}")
+            raise BadInput(f"{place}: {key}: unknown; there are {', '.join(OWN)}")
         else:
             overrides[key] = value
-    experiment = load_experiment(study.base, overrides)
+    experiment = load_experiment(study.base, overrides, study.places)
     if study.configurations:
         experiment = _only(study, experiment)
     return Point(index, tuple(settings.items()), experiment, tuple(sorted(own.items())), study.mode)
 
 
-def _own_value(key: str, value: Any) -> float:
+def _own_value(place: str, key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise BadInput(f"{key}: found {value!r}, needs a number ({OWN[key]})")
+        raise BadInput(f"{place}: {key}: found {value!r}, needs a number ({OWN[key]})")
     if not value >= 0 or (math.isinf(value) and key != "tcp.window_mib"):
-        raise BadInput(f"{key}: found {value!r}, needs a number >= 0 ({OWN[key]})")
+        raise BadInput(f"{place}: {key}: found {value!r}, needs a number >= 0 ({OWN[key]})")
     if key.startswith("tcp.") and value == 0:
-        raise BadInput(f"{key}: found 0, needs a number above 0 ({OWN[key]})")
+        raise BadInput(f"{place}: {key}: found 0, needs a number above 0 ({OWN[key]})")
     if key == "tcp.connections" and value != int(value):
-        raise BadInput(f"{key}: found {value!r}, needs a whole number ({OWN[key]})")
+        raise BadInput(f"{place}: {key}: found {value!r}, needs a whole number ({OWN[key]})")
     return float(value)
 
 

@@ -103,6 +103,44 @@ def test_an_impossible_point_is_refused_before_anything_runs(change, message, tm
     assert not list(tmp_path.iterdir())
 
 
+FILE = """
+name = "s"
+base = "paper"
+[set]
+"slo.ttft_s" = 5
+"price.local_per_hour" = 3
+[[axis]]
+key = "link.rate_gbps"
+values = [1, 2]
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "where"),
+    [
+        (("= 5", "= -1"), [], "FILE: [set]: slo.ttft_s: must be greater than 0 (found -1)"),
+        (("= 5", "= -1"), ["--set", "slo.ttft_s=-2"], "on the command line: slo.ttft_s: must"),
+        (("= 5", "= -1"), ["--axis", "slo.ttft_s=-2,1"], "on the command line: slo.ttft_s: must"),
+        (("= 5", "= -1"), ["--axis", "seed=1,2"], "FILE: [set]: slo.ttft_s: must"),
+        (("= 3", "= 'x'"), [], "FILE: [set]: price.local_per_hour: found 'x', needs a number"),
+        (("local_per", "gold_per"), [], "FILE: [set]: price.gold_per_hour: unknown; there are"),
+        (("slo.ttft_s", "slo.ttft"), [], "FILE: [set]: slo.ttft: unknown key"),
+        (("slo.ttft_s", "seed.ttft"), [], "FILE: [set]: seed.ttft: seed is a value"),
+        (("[1, 2]", "[1, -2]"), [], "FILE: [[axis]]: link.rate_gbps: must be greater than 0"),
+        (("[1, 2]", "[-1]"), ["--set", "link.rate_gbps=5"], "FILE: [[axis]]: link.rate_gbps: m"),
+        (("[1, 2]", "[-1]"), ["--axis", "link.rate_gbps=-5"], "on the command line: link.rate_"),
+        (("[1, 2]", "[1]"), ["--set", "tcp.connections=0"], "on the command line: tcp.connecti"),
+    ],
+)
+def test_a_fault_is_blamed_on_what_gave_the_field(change, arguments, where, tmp_path, capsys):
+    path = tmp_path / "s.toml"
+    path.write_text(FILE.replace(*change))
+    assert main(["sweep", str(path), "--out", str(tmp_path / "out"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"prfaas sweep: {where.replace('FILE', str(path))}")
+    assert len(error.splitlines()) == 1
+
+
 @pytest.mark.parametrize("name", sorted(studies()))
 def test_shipped_studies_are_valid_experiments(name):
     study = load_study(name)
