@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from results import reader
 from results.derived import with_metrics
-from results.schemas import SCHEMAS
+from results.schemas import ASKED, REAL, SCHEMAS
 
 if TYPE_CHECKING:
     import duckdb
@@ -24,9 +24,12 @@ class QueryError(ValueError):
 
 
 def table_of_runs(runs: Sequence[Path], name: str) -> pa.Table:
-    """Table `name` of all `runs`, with a first column `run` (the directory's name)."""
+    """Table `name` of `runs`, with a first column `run` (the directory's name). A run without it
+    has no rows of it, where not every run has such a table; at least one has it."""
     parts = []
     for run in runs:
+        if name in REAL | ASKED and name not in _tables(run):
+            continue
         table = reader.read(run, name)
         if name == "requests":
             table = with_metrics(table)

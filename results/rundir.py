@@ -1,7 +1,7 @@
 """Run directories: `runs/<name>-<utc>/`, made whole or not at all, marked when complete.
 
-Files: run.json (identity), experiment.toml as resolved, requests/tokens/links/instances/decisions
-.parquet, summary.json, report.html, log.jsonl, and an empty `complete`, written last.
+Files: run.json (identity), experiment.toml as resolved, a Parquet file a table of `schemas`,
+summary.json, report.html, log.jsonl, and an empty `complete`, written last.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -82,6 +83,25 @@ def test_query(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "gaps" in capsys.readouterr().out.split()
     assert main(["results", "query", str(run), str(run), "select count(*) from requests"]) == 0
     assert capsys.readouterr().out.split()[-1] == "42"
+
+
+@pytest.mark.parametrize("table", ["flows", "audit"])
+def test_a_run_without_a_table_that_not_all_have_has_no_rows_of_it(
+    run: Path, table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("duckdb")
+    plain = tmp_path / "plain"
+    shutil.copytree(run, plain)
+    (plain / f"{table}.parquet").unlink()
+    for runs in ([plain, run], [run, plain]):
+        words = ["results", "query", *map(str, runs), f"select count(*) from {table}"]
+        assert main(words) == 0
+        assert capsys.readouterr().out.split()[-1] == "0"
+    assert main(["results", "query", str(plain), f"select count(*) from {table}"]) == 2
+    assert f"Table with name {table} does not exist" in capsys.readouterr().err
+    (plain / "requests.parquet").unlink()  # which every run has: not passed over
+    assert main(["results", "query", str(run), str(plain), "select count(*) from requests"]) == 2
+    assert "requests.parquet" in capsys.readouterr().err
 
 
 def test_export_csv(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
