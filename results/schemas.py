@@ -157,7 +157,7 @@ INSTANCES = pa.schema(
         _field("running", pa.int32(), "requests", "assigned to it for decode, not ended: on "
                "their way or in its batch; 0 in role prefill"),
         _field("busy_us", pa.int64(), "us", "counter: time that the prefills which have ended "
-               "on it took, since its start; null in role decode"),
+               "on it took, since its configuration began; null in role decode"),
         _field("cache_tokens", pa.int64(), "tokens", "prompts and outputs of the requests "
                "assigned to it for decode: what it caches, or is to; null in role prefill"),
     ]
