@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from engine.transport.certificates import make_authority, make_certificate
+from harness.cli.places import make_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,7 @@ owner only, and there is no revocation. Use your own authority in production.
 
 
 def run(options: argparse.Namespace) -> int:
+    make_folder("--out", options.out)
     authority = make_authority(options.out, options.days)
     made = {name: make_certificate(options.out, name, options.days) for name in options.names}
     if options.json:

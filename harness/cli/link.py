@@ -25,6 +25,7 @@ from harness.cli.link_words import (
     status,
 )
 from harness.cli.numbers import finite
+from harness.cli.places import make_folder
 from harness.errors import BadInput, ExitCode
 from harness.links.achieved import measure
 from harness.links.base import ShapedLink
@@ -248,6 +249,8 @@ def _follow(options: argparse.Namespace) -> int:
         raise BadInput(f"link follow: --time-scale {options.time_scale:g} must be above 0")
     if options.out and options.out.exists() and any(options.out.iterdir()):
         raise BadInput(f"--out {options.out}: is not empty; name a new directory")
+    if options.out:
+        make_folder("--out", options.out)
     spec = spec.scaled(1.0, options.time_scale)
     return _report_achieved(
         options, lambda: _follow_temporary(spec, seconds / options.time_scale, options.out)
@@ -290,7 +293,6 @@ async def _follow_temporary(spec: LinkSpec, seconds: float, out: Path | None) ->
     async with shaped_link(spec) as link:
         if out is None:
             return link.state, (await follow(link, seconds)).findings
-        out.mkdir(parents=True, exist_ok=True)
         recorder = Recorder(out, {"link": link.description}, tables=("links",), row_group_rows=512)
         complete = False
         try:

@@ -64,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
     """Returns the exit code of the run; bad input raises an error with exit code 2."""
     spec = load_spec(options)
     search = search_of(options, spec)
+    _check(options)
     from harness.load.compare import compare
     from harness.load.execute import dry_run, execute
 
@@ -119,6 +120,13 @@ def run(options: argparse.Namespace) -> int:
     for path in sorted(done.directory.iterdir()):
         print(f"wrote     {path}")
     return done.exit_code
+
+
+def _check(options: argparse.Namespace) -> None:
+    """What a run would find out at its end. Raises BadInput."""
+    name = options.result_filename
+    if Path(name).name in ("", ".."):
+        raise BadInput(f"--result-filename {name!r}: needs the name of a file in the run directory")
 
 
 def _compared(options: argparse.Namespace, runs: list[LoadDone], summary: RunSummary) -> int:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.cli.places import make_folder
 from harness.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ def _night_directory(options: argparse.Namespace) -> Path:
             raise BadInput(f"{out}: no night to {'resume' if options.resume else 'judge'}")
         return nights[-1]
     directory = out / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    directory.mkdir(parents=True)
+    make_folder("--out", out)
+    directory.mkdir()
     (directory / "samples.jsonl").touch()
     return directory
 

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.cli.places import check_file
 from harness.errors import BadInput
+from results.whole import write_whole
 
 if TYPE_CHECKING:
     from engine.model.model import Model
@@ -67,8 +69,8 @@ def run(options: argparse.Namespace) -> int:
         if value < 1:
             raise BadInput(f"{flag} {value}: must be at least 1")
     # Before minutes of measuring, not after.
-    if options.out is not None and not options.out.parent.is_dir():
-        raise BadInput(f"--out {options.out}: there is no folder {options.out.parent}")
+    if options.out is not None:
+        check_file("--out", options.out)
     from engine.profiler import measure, profile_toml
 
     model, device_name = _load(options)
@@ -84,10 +86,7 @@ def run(options: argparse.Namespace) -> int:
         name = options.name or f"{model.config.name}-{options.device}"
         date = time.strftime("%Y-%m-%d", time.gmtime())
         text = profile_toml(measured, name, device_name, _commit(), date, max(batches))
-        try:
-            options.out.write_text(text)
-        except OSError as error:
-            raise BadInput(f"--out {options.out}: {error.strerror}") from None
+        write_whole(options.out, text)
     if options.json:
         print(json.dumps({"device": device_name, **dataclasses.asdict(measured)}, indent=2))
     else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.numbers import finite
+from harness.cli.places import check_file, make_folder
 from harness.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
@@ -48,9 +49,11 @@ def run(options: argparse.Namespace) -> int:
     from results.report import data, page
     from results.whole import write_whole
 
-    if options.out is not None and not options.out.absolute().parent.is_dir():
-        raise BadInput(f"--out {options.out}: no such directory")
+    if options.out is not None:
+        check_file("--out", options.out)
     runs = [data.load(path, _extras(path, options)) for path in options.run_dirs]
+    if options.png is not None and not options.no_png:
+        make_folder("--png", options.png)
     drawn = [page.draw(each, f"r{at}") for at, each in enumerate(runs)]
     out = options.out or options.run_dirs[0] / "report.html"
     write_whole(out, page.page(runs, drawn))

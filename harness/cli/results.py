@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from harness.cli.places import check_file
 from harness.errors import BadInput, ExitCode
 
 _EXAMPLES = """\
@@ -22,8 +23,9 @@ examples:
   prfaas results export RUN --format vllm --configuration prfaas --phase latency
 
 tables of a query: requests (with ttft_s, tpot_s, e2e_s, queue_s, prefill_s, transfer_s and
-decode_admission_s as columns, in run seconds), tokens, gaps, links, instances, decisions; each has
-a column `run`. `prfaas results describe RUN --schema` says what every column means.
+decode_admission_s as columns, in run seconds), tokens, gaps, links, instances, decisions; of
+emulated runs audit, of those with measure.flow_rates flows; each has a column `run`.
+`prfaas results describe RUN --schema` says what every column means.
 """
 
 
@@ -158,6 +160,8 @@ def _export(options: argparse.Namespace) -> int:
     from results import export, reader
     from results.whole import write_whole
 
+    if options.out is not None:
+        check_file("--out", options.out)
     if not options.run_dir.is_dir():
         raise BadInput(f"{options.run_dir}: no such run directory")
     requests = reader.where(
@@ -180,8 +184,6 @@ def _export(options: argparse.Namespace) -> int:
     if options.out is None:
         sys.stdout.write(text)
     else:
-        if not options.out.absolute().parent.is_dir():
-            raise BadInput(f"--out {options.out}: no such directory")
         write_whole(options.out, text)
         print(f"wrote {options.out}")
     return ExitCode.OK

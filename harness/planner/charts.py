@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.errors import BadInput
 from harness.planner.search import CurvePoint, SplitPoint
+from results.whole import check_whole
 
 SUFFIXES = (".html", ".png", ".svg")
 
@@ -24,6 +25,10 @@ def check_chart(path: Path) -> None:
         raise BadInput(f"--chart {path}: needs a name that ends in {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
         raise BadInput(f"--chart {path}: there is no folder {path.parent}; make it first")
+    try:
+        check_whole(path)
+    except OSError as error:
+        raise BadInput(f"--chart {path}: cannot be written: {error.strerror}") from None
 
 
 def save_chart(

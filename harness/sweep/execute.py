@@ -62,7 +62,8 @@ def execute(
     """Evaluate every point of `study` with `jobs` processes into `directory`; `evaluated` does it
     elsewhere.
 
-    Raises BadInput before anything runs when a point is not a valid experiment.
+    Raises BadInput before anything runs when a point is not a valid experiment, or nothing can be
+    written to `directory`.
     KeyboardInterrupt, or Incomplete when a process died, leaves the finished points, which the next
     call takes up.
     """
@@ -75,9 +76,12 @@ def execute(
     for local in {point.experiment.profiles.pd for point in todo}:
         check_decodes(load_profile(local))
     parts = directory / "points"
-    parts.mkdir(parents=True, exist_ok=True)
     asked = tomli_w.dumps(study.model_dump(mode="json", exclude_none=True))
-    write_whole(directory / "study.toml", asked)
+    try:
+        parts.mkdir(parents=True, exist_ok=True)
+        write_whole(directory / "study.toml", asked)
+    except OSError as error:
+        raise BadInput(f"{directory}: the dataset cannot be put there: {error.strerror}") from None
     results: dict[int, list[dict[str, Any]]] = {}
     missing = []
     for point in todo:
