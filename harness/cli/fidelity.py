@@ -8,9 +8,11 @@ import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from harness.errors import ExitCode
-from harness.experiment import load_experiment, parse_override
+from harness.errors import BadInput, ExitCode, Incomplete
+from harness.experiment import Experiment, load_experiment, parse_override
+from results.rundir import RunDir, diff, listed
 
 _EXAMPLES = """\
 examples:
@@ -43,15 +45,18 @@ def run(options: argparse.Namespace) -> int:
         print(line, file=sys.stderr, flush=True)
 
     verdict = ExitCode.OK
+    simulate = load_experiment(options.experiment, overrides | {"mode": "simulate"})
     if options.against is None:
         emulate = load_experiment(options.experiment, overrides | {"mode": "emulate"})
         done = execute(emulate, options.out, command, say)
         emulated, verdict = done.summary, done.exit_code
     else:
         emulated = summary.read(options.against)
-    simulate = load_experiment(options.experiment, overrides | {"mode": "simulate"})
+        _check_comparable(options.against, emulated.mode, simulate)
     simulated = execute(simulate, options.out, command, say).summary
     rows = differences(emulated, simulated)
+    if not rows:
+        raise Incomplete("the runs have no figure in common: was one of them interrupted?")
     if options.json:
         print(json.dumps([asdict(row) | {"relative": row.relative} for row in rows], indent=2))
     else:
@@ -60,3 +65,28 @@ def run(options: argparse.Namespace) -> int:
     if verdict is not ExitCode.OK:
         return verdict
     return ExitCode.OK if all(row.kept for row in rows) else ExitCode.REGRESSION
+
+
+def _check_comparable(run: Path, mode: str, experiment: Experiment) -> None:
+    """Raises BadInput unless the run at `run` is of this experiment, on real processes."""
+    wanted = f"an emulate run of {experiment.name!r} would do"
+    if mode != "emulate":
+        name = RunDir(run).identity().name
+        raise BadInput(f"--against {run}: is a {mode} run of {name!r}; {wanted}")
+    theirs = load_experiment(str(run / "experiment.toml"))
+    names = {each.name for each in theirs.configurations}
+    differing = diff(_compared(theirs, names), _compared(experiment, names))
+    if differing:
+        shown = listed([f"{key} {left!r}, not {right!r}" for key, left, right in differing], 3)
+        raise BadInput(
+            f"--against {run}: is an emulate run of {theirs.name!r} with other settings than "
+            f"these of {experiment.name!r}: {shown}; {wanted}, or the same --set"
+        )
+
+
+def _compared(experiment: Experiment, names: set[str]) -> dict[str, Any]:
+    """What the figures of the configurations called `names` depend on in both modes. Another seed
+    draws other requests of the same kind."""
+    content = experiment.model_dump(mode="json", exclude={"name", "seed", "mode", "emulate"})
+    rows = {row["name"]: row for row in content["configurations"]}
+    return content | {"configurations": {name: rows.get(name) for name in sorted(names)}}
