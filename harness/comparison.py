@@ -17,7 +17,6 @@ from typing import Any
 from harness.control import Control
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.base import Fleet, OpenFleet
-from harness.links.flow import Flow
 from harness.links.fluid import FluidLink
 from harness.live import LivePhase, Say, TtftLines, Watch, watched
 from harness.measure import (
@@ -27,24 +26,22 @@ from harness.measure import (
     run_phase,
     summarise_phase,
 )
+from harness.phase_recorder import PhaseRecorder
 from harness.phases import UNLOADED, Phase
 from harness.policies import Decision
 from harness.policies.catalog import WEIGHING
 from harness.prediction import Planned, Prediction, predict_phase
 from harness.router import RetryRules, Router
+from harness.slo_search import highest_rate
 from harness.topology import PRFAAS
 from harness.verification import Sample
 from harness.view import View
 from results.recorder import Recorder
 from results.records import RequestRecord, Status
-from results.rows import DecisionRow, FlowRow, InstanceRow, LinkRow
+from results.rows import LinkRow
 from results.summary import ConfigurationSummary, Latency, Measured, PhaseSummary
 from workloads.request import Request
 
-#: Phases of the search for the SLO's rate are measured, not recorded.
-SEARCH = "search"
-#: Fewer requests would make the P90 of a low rate a matter of chance.
-SEARCH_REQUESTS = 2000
 #: Workers are asked for their audit rows this often: as much of it dies with a worker.
 AUDIT_S = 2.0
 
@@ -133,9 +130,10 @@ async def _configuration(
         slo_rate = Measured()
         if experiment.measure.slo_search and not result.stop.is_set():
             say(f"{configuration.name}: searching the highest rate at which the SLO holds")
-            slo_rate = Measured(
-                paper=await run.highest_rate(prediction.capacity.requests_per_s), n=1
-            )
+            planned_per_s = prediction.capacity.requests_per_s
+            found = await highest_rate(run.probe, experiment.slo, experiment.measure, planned_per_s)
+            if not result.stop.is_set():  # else the last probes say nothing
+                slo_rate = Measured(paper=found, n=1)
         await run.audit()
         facts = fleet.facts() | control.facts() | {"phase_began_s": began_s}
     finally:
@@ -194,10 +192,8 @@ class _Run:
         self._prediction = prediction
         self._fleet = fleet
         self._control = control
-        self._recorder = recorder
+        self._rows = PhaseRecorder(recorder, configuration.name)
         self._stop = stop
-        self._phase = ""
-        self._origin_s = 0.0
         self._router = Router(
             control.policy,
             fleet.view,
@@ -208,11 +204,10 @@ class _Run:
             prefixes=fleet.prefixes,
             copier=fleet.copier,
         )
-
         if experiment.measure.flow_rates:
             for ends, link in fleet.links.items():
                 assert isinstance(link, FluidLink)
-                link.trace(partial(self._write_flow, "->".join(ends)))
+                link.trace(partial(self._rows.flow, "->".join(ends)))
 
     def link_bps(self) -> float:
         """Rate of the egress direction as it runs; 0 without one."""
@@ -234,47 +229,19 @@ class _Run:
             if record.token_ids is not None and sample.holds(record.id):
                 held.append(record)
             else:
-                self._write(record)
+                self._rows.request(record)
 
         data = await self._measure(phase, ended, sample.note)
         for record in held:
             if verify and record.token_ids is not None and record.status is Status.SUCCEEDED:
                 record.verified = await verify(sample.requests[record.id], record.token_ids)
-            self._write(record)
-        # Whatever ends the run from here on, this phase is on disk.
-        self._recorder.flush()
+            self._rows.request(record)
+        self._rows.flush()
         return self._summary(data)
 
-    async def highest_rate(self, planned: float, tolerance: float = 0.01) -> float | None:
-        """The highest offered rate (req/s) at which TTFT P90 and TPOT P90 keep the SLO, by
-        bisection to `tolerance` of the planned capacity; None when not even the lowest keeps it.
-        The requests of the search are not recorded.
-        """
-        measure = self._experiment.measure
-        slo = self._experiment.slo
-        low, high = 0.05 * planned, 1.05 * planned
-        best: float | None = None
-        rate = low
-        while True:
-            window_s = max(measure.latency_window_s, SEARCH_REQUESTS / rate)
-            probe = Phase(SEARCH, rate, measure.latency_warmup_s, window_s)
-            summary = self._summary(await self._measure(probe, lambda record: None))
-            ttft_s, tpot_s = summary.ttft.p90.paper, summary.tpot.p90.paper
-            holds = (
-                ttft_s is not None
-                and tpot_s is not None
-                and ttft_s <= slo.ttft_s
-                and tpot_s <= (1 + slo.tolerance) / slo.tokens_per_s
-            )
-            if holds:
-                best = low = rate
-            elif best is None:
-                return None
-            else:
-                high = rate
-            if high - low <= tolerance * planned:
-                return best
-            rate = (low + high) / 2
+    async def probe(self, phase: Phase) -> PhaseSummary:
+        """Figures of a phase whose requests are neither recorded nor verified."""
+        return self._summary(await self._measure(phase, lambda record: None))
 
     async def _measure(
         self,
@@ -282,9 +249,8 @@ class _Run:
         on_record: Callable[[RequestRecord], None],
         on_request: Callable[[Request], None] = lambda request: None,
     ) -> PhaseData:
-        self._phase = phase.name
         loop = asyncio.get_running_loop()
-        self._origin_s = loop.time()
+        self._rows.begin(phase.name, loop.time())
         requests = phase_requests(self._experiment, phase, self._fleet.scale, on_request)
         live = self._live = LivePhase(self._name, phase, self._fleet.scale)
 
@@ -305,8 +271,8 @@ class _Run:
                 self._fleet,
                 self._router,
                 on_record if simulated else recorded,
-                self._write_link,
-                self._write_instance,
+                self._link_sampled,
+                self._rows.instance,
                 self._stop,
                 live.counts,
             )
@@ -328,29 +294,12 @@ class _Run:
         """Write what the fleet says of the caches that crossed since it was last asked; those of
         the search, too."""
         for row in await self._fleet.audit():
-            self._recorder.audit(row, self._name, self._phase)
+            self._rows.audit(row)
 
-    def _write_link(self, row: LinkRow) -> None:
+    def _link_sampled(self, row: LinkRow) -> None:
         if self._live is not None:
             self._live.link(row)
-        if self._phase != SEARCH:
-            self._recorder.link(row, self._name, self._phase)
-
-    def _write_flow(self, link: str, flow: Flow) -> None:
-        if self._phase == SEARCH:
-            return
-        ident, attempt = flow.owner.key or (None, None)
-        for time_s, rate_bps in flow.rates or ():
-            row = FlowRow(time_s - self._origin_s, link, ident, attempt, rate_bps)
-            self._recorder.flow(row, self._name, self._phase)
-
-    def _write_instance(self, row: InstanceRow) -> None:
-        if self._phase != SEARCH:
-            self._recorder.instance(row, self._name, self._phase)
-
-    def _write(self, record: RequestRecord) -> None:
-        record.token_ids = None
-        self._recorder.request(record, self._name, self._phase)
+        self._rows.link(row)
 
     def _summary(self, data: PhaseData) -> PhaseSummary:
         link_bps = self.link_bps()
@@ -364,34 +313,7 @@ class _Run:
 
     def _decided(self, record: RequestRecord, decision: Decision, view: View) -> None:
         self._control.observe(record, decision, view)
-        if self._phase == SEARCH:
-            return
-        prefill = view.prefill[decision.prefill_cluster]
-        decode = view.decode[decision.decode_cluster]
-        signals = view.links.get((decision.prefill_cluster, decision.decode_cluster))
-        self._recorder.decision(
-            DecisionRow(
-                record.id,
-                record.attempts,
-                view.now_s - self._origin_s,
-                record.input_tokens,
-                decision.cached_tokens,
-                decision.held_tokens,
-                decision.threshold_tokens,
-                decision.prefill_cluster,
-                prefill.names[decision.prefill_key],
-                decode.names[decision.decode_key],
-                decision.predicted_work_s,
-                prefill.wait_s(decision.prefill_key, view.now_s),
-                decode.active(decision.decode_key),
-                signals.utilisation if signals else None,
-                signals.backlog_bytes if signals else None,
-                decision.reason,
-                decision.alternatives,
-            ),
-            self._name,
-            self._phase,
-        )
+        self._rows.decision(record, decision, view)
 
 
 def _with_ratio(summary: ConfigurationSummary, baseline: Measured | None) -> ConfigurationSummary:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from harness.experiment import MeasureSpec
 
 CAPACITY, LATENCY, UNLOADED = "capacity", "latency", "unloaded"
+#: Phases of the search for the SLO's rate: measured, not recorded.
+SEARCH = "search"
 
 
 @dataclass(frozen=True, slots=True)
