@@ -63,6 +63,7 @@ def _shortened(phase: Phase, requests: int) -> Phase:
 
 
 def load_phase(fraction: float) -> str:
+    """Name of the phase at this fraction of a configuration's own capacity."""
     return f"load-{fraction:g}"
 
 

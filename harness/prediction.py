@@ -36,6 +36,8 @@ class Prediction:
 
 
 def predict(configuration: ConfigurationSpec, deployment: Deployment) -> Prediction:
+    """The threshold is the one given, else the best by the paper's reading; with it, capacity is by
+    work, which a run converges to. Raises ProfileError."""
     published = plan_configuration(deployment, configuration, Reading.PUBLISHED)
     threshold = published.threshold_tokens
     resolved = configuration.model_copy(update={"threshold_tokens": threshold})

@@ -92,6 +92,9 @@ class _Host:
 
 
 class RayFleet(WorkerFleet):
+    """Its workers are actors of a Ray cluster; one that is lost is started again, as often as it
+    takes."""
+
     def __init__(self, owner: RayFleets, configuration: ConfigurationSpec, logs: Path) -> None:
         super().__init__(owner, configuration, logs)
         self._options = owner.options
