@@ -22,7 +22,7 @@ from harness.load.driver import Driver
 from harness.load.merge import merge
 from harness.load.recording import ClientRecorder
 from harness.load.schedule import OpenSchedule
-from harness.load.spec import LoadSpec, measured_phase
+from harness.load.spec import LoadSpec, PhaseSpec, measured_phase
 from harness.targets.base import TargetSpec
 from workloads.spec import FixedWorkload
 
@@ -85,16 +85,19 @@ async def started(tmp_path: Path, url: str) -> Clients:
 async def test_a_client_that_does_not_end_is_killed(
     tmp_path: Path, stub_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "longest_s", lambda spec, phase: 1.0)
     monkeypatch.setattr(module, "_LAST_WORDS_S", 0.1)
     clients = await started(tmp_path, stub_url())
     (process,) = clients._processes
-    try:
-        phase = asyncio.create_task(clients.phase(measured_phase(clients._spec, "load", 0)))
-        await asyncio.sleep(0.5)
+
+    def stopped(spec: LoadSpec, phase: PhaseSpec) -> float:
+        """Once the phase was begun, before its time runs."""
         os.kill(process.pid, signal.SIGSTOP)
+        return 1.0
+
+    monkeypatch.setattr(module, "longest_s", stopped)
+    try:
         async with asyncio.timeout(60):
-            done = await phase
+            done = await clients.phase(measured_phase(clients._spec, "load", 0))
         assert "600 s had not ended after 1 s" in clients.killed
         assert done.clients == []
         with pytest.raises(ClientFailed, match="killed") as raised:
