@@ -131,11 +131,6 @@ def _with_best(experiment: Experiment, deployment: Deployment) -> Experiment:
 def _planned(experiment: Experiment, deployment: Deployment) -> list[Row]:
     rows = []
     reference = reference_capacity(experiment, deployment)
-    batch = decode_batch(deployment)
-    # At most: a batch that is not full steps sooner.
-    step_s = deployment.local.decode_step_s(
-        batch, batch * (deployment.lengths.mean() + deployment.output_tokens / 2)
-    )
     for configuration in experiment.configurations:
         prediction = predict(configuration, deployment)
         planned = prediction.capacity
@@ -167,7 +162,7 @@ def _planned(experiment: Experiment, deployment: Deployment) -> list[Row]:
                     ttft_p50_s=figures.get("ttft_p50"),
                     ttft_p90_s=figures.get("ttft_p90"),
                     ttft_p99_s=figures.get("ttft_p99"),
-                    tpot_p90_s=step_s,
+                    tpot_p90_s=figures.get("tpot_p90"),
                     offloaded_share=figures.get("offloaded_share"),
                     egress_gbps=figures.get("egress_mean_gbps"),
                 )

@@ -161,6 +161,20 @@ def test_plan_rows_follow_the_model():
     assert rows["homogeneous", "capacity"].cost_per_hour is None
 
 
+def test_planned_and_simulated_tpot_are_of_the_same_batch():
+    # 15 ms + 0.5 ms a sequence, of which there are 12 to 13 at 0.8 of capacity, and 20 at most.
+    axis = AxisSpec(key="profiles.pd", values=("1t-h20-step15",))
+    settings = {**SHORT, "measure.latency_warmup_s": 300, "measure.latency_window_s": 1800}
+    of_modes = []
+    for mode in ("plan", "simulate"):
+        study = study_of(axis, configurations=("homogeneous",), mode=mode)
+        [point] = points(study.model_copy(update={"set": settings}))
+        of_modes.append({row.phase: row.tpot_p90_s for row in evaluate(point, best=False)})
+    planned, simulated = of_modes
+    assert planned["latency"] == pytest.approx(0.02145, abs=1e-4)
+    assert simulated["latency"] == pytest.approx(planned["latency"], rel=0.06)
+
+
 def test_a_planned_rate_past_capacity_yields_capacity():
     study = study_of(RATES, configurations=("homogeneous",))
     study = study.model_copy(update={"set": {**SHORT, "measure.request_rate": 5.0}})
