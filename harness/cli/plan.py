@@ -135,7 +135,8 @@ def run(options: argparse.Namespace) -> int:
         load_fraction=options.load,
         step_tokens=step,
     )
-    found = search_plan(deployment, n_prfaas, n_local, reading, step) if n_prfaas else None
+    curves = bool(options.chart) or options.json
+    found = search_plan(deployment, n_prfaas, n_local, reading, step, curves) if n_prfaas else None
     rows = reproduce() if options.experiment == "paper" else ()
     failed = [row for row in rows if row.verdict == "off"]
     _charts(options, deployment, found, title)

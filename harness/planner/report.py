@@ -12,7 +12,7 @@ from harness.planner.experiment import plan_configuration
 from harness.planner.link import LinkModel
 from harness.planner.model import Capacity, Deployment, Reading, Shape, Split
 from harness.planner.queueing import highest_rate, loaded_ttft
-from harness.planner.search import SplitPoint, best_split, search
+from harness.planner.search import SplitPoint, best_capacity, best_split, split_points
 from harness.planner.ttft import Ttft, unloaded_ttft
 
 
@@ -35,7 +35,8 @@ class ConfigurationPlan:
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """The best threshold configuration, with the link's bound and without one."""
+    """The best threshold configuration, with the link's bound and without one. `splits`: as
+    `split_points`, where they were asked for."""
 
     reading: Reading
     bounded: Capacity
@@ -83,7 +84,7 @@ def default_configurations(
     total = n_prfaas + n_local
     homogeneous = best_split(deployment, Shape.HOMOGENEOUS, 0, total, reading)
     balanced = best_split(deployment, Shape.BALANCED, n_prfaas, n_local, reading)
-    threshold = search(deployment, n_prfaas, n_local, reading, step_tokens)[0].split
+    threshold = best_capacity(deployment, n_prfaas, n_local, reading, step_tokens).split
     rows = (
         ("homogeneous", "homogeneous", homogeneous),
         ("naive", "naive", Split(n_prfaas, 0, n_local)),
@@ -103,12 +104,19 @@ def default_configurations(
 
 
 def search_plan(
-    deployment: Deployment, n_prfaas: int, n_local: int, reading: Reading, step_tokens: int
+    deployment: Deployment,
+    n_prfaas: int,
+    n_local: int,
+    reading: Reading,
+    step_tokens: int,
+    curves: bool,
 ) -> SearchPlan:
-    """Eqs 7 and 8 by grid search over `n_local` instances and multiples of `step_tokens`."""
-    bounded, splits = search(deployment, n_prfaas, n_local, reading, step_tokens)
+    """Eqs 7 and 8 by search over `n_local` instances and multiples of `step_tokens`. With `curves`
+    also of other splits than the best."""
+    bounded = best_capacity(deployment, n_prfaas, n_local, reading, step_tokens)
+    splits = split_points(deployment, n_prfaas, n_local, reading, step_tokens) if curves else ()
     free = replace(deployment, link=replace(deployment.link, rate_gbps=None))
-    unbounded, _ = search(free, n_prfaas, n_local, reading, step_tokens)
+    unbounded = best_capacity(free, n_prfaas, n_local, reading, step_tokens)
     return SearchPlan(reading, bounded, unbounded, splits)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,9 @@ from harness.planner.model import (
     Split,
     Stage,
     capacity,
+    decode_per_s,
     local_stage,
+    prefill_stages,
     remote_stage,
 )
 from workloads.lengths import Empirical
@@ -137,6 +140,55 @@ def best_threshold(
     return grid[best(sorted({0, found, last}))]
 
 
+class _Splits:
+    """The splits of `n_local` local instances by their number that prefills, each at its best
+    threshold, computed when asked for."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        n_prfaas: int,
+        n_local: int,
+        reading: Reading,
+        step_tokens: int,
+    ) -> None:
+        self.numbers = _numbers(n_prfaas, n_local)
+        self._deployment, self._reading, self._step_tokens = deployment, reading, step_tokens
+        self._n_prfaas, self._n_local = n_prfaas, n_local
+        self._stages = _Stages(deployment, reading)
+        self._known: dict[int, tuple[int, float]] = {}
+
+    def best(self, n_prefill: int) -> tuple[int, float]:
+        """The best threshold, and the rate at which a prefill stage is full with it."""
+        known = self._known.get(n_prefill)
+        if known is None:
+            n_prfaas, stages = self._n_prfaas, self._stages
+            threshold = best_threshold(
+                self._deployment, n_prfaas, n_prefill, self._reading, self._step_tokens, stages
+            )
+            rate = stages.prefill_rate(threshold, n_prfaas, n_prefill)
+            known = self._known[n_prefill] = (threshold, rate)
+        return known
+
+    def capacity(self, n_prefill: int) -> Capacity:
+        split = Split(self._n_prfaas, n_prefill, self._n_local - n_prefill)
+        threshold, _ = self.best(n_prefill)
+        return capacity(self._deployment, Shape.THRESHOLD, split, threshold, self._reading)
+
+    def point(self, n_prefill: int) -> SplitPoint:
+        result = self.capacity(n_prefill)
+        threshold, rate = self.best(n_prefill)
+        return SplitPoint(result.split, threshold, rate, result.decode_per_s, result.requests_per_s)
+
+
+def _numbers(n_prfaas: int, n_local: int) -> range:
+    """How many of the local instances may prefill."""
+    numbers = range(0 if n_prfaas else 1, n_local)
+    if not numbers:
+        raise ValueError("needs at least two local instances, or one and a remote one")
+    return numbers
+
+
 def search(
     deployment: Deployment,
     n_prfaas: int,
@@ -149,39 +201,91 @@ def search(
     Returns it and the best of every split. Of equal capacities the one whose prefill has more to
     spare is taken.
     """
-    stages = _Stages(deployment, reading)
-    found: list[tuple[float, float, Capacity]] = []
-    points = []
-    for n_prefill in range(0 if n_prfaas else 1, n_local):
-        split = Split(n_prfaas, n_prefill, n_local - n_prefill)
-        threshold = best_threshold(deployment, n_prfaas, n_prefill, reading, step_tokens, stages)
-        result = capacity(deployment, Shape.THRESHOLD, split, threshold, reading)
-        prefill_rate = stages.prefill_rate(threshold, n_prfaas, n_prefill)
-        found.append((result.requests_per_s, prefill_rate, result))
-        points.append(
-            SplitPoint(split, threshold, prefill_rate, result.decode_per_s, result.requests_per_s)
-        )
-    if not found:
-        raise ValueError("needs at least two local instances, or one and a remote one")
-    best = max(found, key=lambda row: row[:2])[2]
-    return best, tuple(points)
+    splits = _Splits(deployment, n_prfaas, n_local, reading, step_tokens)
+    points = tuple(map(splits.point, splits.numbers))
+    best = max(points, key=lambda point: (point.requests_per_s, point.prefill_total_per_s))
+    return splits.capacity(best.split.n_prefill), points
+
+
+def best_capacity(
+    deployment: Deployment,
+    n_prfaas: int,
+    n_local: int,
+    reading: Reading = Reading.WORK,
+    step_tokens: int = 100,
+) -> Capacity:
+    """The best that `search` finds, of few splits: each instance that prefills instead of decoding
+    raises what prefill sustains, or leaves it, and lowers what decode does, so the best is where
+    they cross.
+    """
+    splits = _Splits(deployment, n_prfaas, n_local, reading, step_tokens)
+
+    def prefill_rate(n_prefill: int) -> float:
+        return splits.best(n_prefill)[1]
+
+    def decode_rate(n_prefill: int) -> float:
+        return decode_per_s(deployment, n_local - n_prefill)
+
+    def worth(n_prefill: int) -> tuple[float, float]:
+        rate = prefill_rate(n_prefill)
+        return min(rate, decode_rate(n_prefill)), rate
+
+    candidates = _crossing(splits.numbers, prefill_rate, decode_rate)
+    return splits.capacity(max(candidates, key=worth))
+
+
+def split_points(
+    deployment: Deployment,
+    n_prfaas: int,
+    n_local: int,
+    reading: Reading = Reading.WORK,
+    step_tokens: int = 100,
+    most: int = 1000,
+) -> tuple[SplitPoint, ...]:
+    """Every split at its best threshold; of more than `most`, about so many at even distances."""
+    splits = _Splits(deployment, n_prfaas, n_local, reading, step_tokens)
+    every = max(1, math.ceil(len(splits.numbers) / most))
+    return tuple(map(splits.point, splits.numbers[::every]))
+
+
+def _crossing(
+    numbers: range, rising: Callable[[int], float], falling: Callable[[int], float]
+) -> tuple[int, ...]:
+    """Of `numbers` those that may have the largest lesser of both rates, least first: of a rate
+    that never falls and one that falls, or is 0 throughout."""
+    at = bisect_left(numbers, True, key=lambda n: rising(n) >= falling(n))
+    found = numbers[at : at + 1]
+    if found and falling(found[0]) == 0:
+        # No rate at all: the one that rises decides.
+        at, found = len(numbers), numbers[:0]
+    if at:
+        # Before the crossing the one that rises is the lesser: the first at which it is as large.
+        level = rising(numbers[at - 1])
+        first = bisect_left(numbers, level, hi=at - 1, key=rising)
+        return (numbers[first], *found)
+    return tuple(found)
 
 
 def best_split(
     deployment: Deployment, shape: Shape, n_prfaas: int, n_local: int, reading: Reading
 ) -> Split:
     """The split of `n_local` local instances that sustains most, for a shape without threshold."""
-    splits = [
-        Split(n_prfaas, n_prefill, n_local - n_prefill)
-        for n_prefill in range(0 if n_prfaas else 1, n_local)
-    ]
-    if not splits:
-        raise ValueError("needs at least two local instances, or one and a remote one")
+    numbers = _numbers(n_prfaas, n_local)
 
-    def rate(split: Split) -> float:
-        return capacity(deployment, shape, split, None, reading).requests_per_s
+    def split(n_prefill: int) -> Split:
+        return Split(n_prfaas, n_prefill, n_local - n_prefill)
 
-    return max(splits, key=rate)
+    def prefill_rate(n_prefill: int) -> float:
+        stages = prefill_stages(deployment, shape, split(n_prefill), None, reading)
+        return min(stage.rate_at_capacity() for stage in stages)
+
+    def decode_rate(n_prefill: int) -> float:
+        return decode_per_s(deployment, n_local - n_prefill)
+
+    if decode_rate(numbers[0]) == 0:
+        return split(numbers[0])
+    candidates = _crossing(numbers, prefill_rate, decode_rate)
+    return split(max(candidates, key=lambda n: min(prefill_rate(n), decode_rate(n))))
 
 
 def threshold_curves(

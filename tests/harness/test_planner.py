@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from dataclasses import replace
@@ -42,7 +43,7 @@ from harness.planner.cost import (
 from harness.planner.link import IDEAL_LINK, delivery_s
 from harness.planner.paper import Row, reproduce
 from harness.planner.queueing import pool_queue
-from harness.planner.search import _Stages, best_split
+from harness.planner.search import _Stages, best_capacity, best_split, split_points
 from harness.profiles import DecodeStep, load_profile
 from workloads.lengths import Empirical, Fixed, TruncatedLogNormal
 
@@ -240,6 +241,68 @@ def test_the_search_is_of_both_dimensions(rate_gbps, output_tokens, n_prefill, r
     assert found.requests_per_s == pytest.approx(best, rel=1e-12)
     assert found.split.n_prefill == n_prefill
     assert [point.split.n_prefill for point in splits] == list(range(8))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.one_of(
+        st.builds(Empirical, st.lists(st.integers(64, 60_000), min_size=2, max_size=30)),
+        st.builds(
+            TruncatedLogNormal, st.floats(7, 11), st.floats(0.4, 1.4), st.just(128), st.just(65_536)
+        ),
+        st.builds(Fixed, st.integers(64, 60_000)),
+    ),
+    st.integers(0, 30),
+    st.integers(2, 60),
+    st.sampled_from(list(Reading)),
+    st.sampled_from([None, 0.5, 5.0, 100.0]),
+    st.sampled_from([16.0, 1024.0, 20_000.0]),
+    st.sampled_from([40.0, 1e6]),
+)
+@example(Fixed(10_000), 3, 40, WORK, 5.0, 16.0, 40.0)
+@example(TruncatedLogNormal(), 3, 60, WORK, 0.5, 16.0, 40.0)
+@example(TruncatedLogNormal(), 30, 2, PUBLISHED, None, 20_000.0, 1e6)
+def test_the_crossing_is_the_best_of_all_splits(
+    lengths, n_prfaas, n_local, reading, rate, output_tokens, tokens_per_s
+):
+    deployment = replace(
+        PAPER,
+        lengths=lengths,
+        link=LinkModel(rate),
+        output_tokens=output_tokens,
+        slo_tokens_per_s=tokens_per_s,
+    )
+    best, points = search(deployment, n_prfaas, n_local, reading, 2000) if n_prfaas else (None, ())
+    if n_prfaas:
+        assert best_capacity(deployment, n_prfaas, n_local, reading, 2000) == best
+        assert split_points(deployment, n_prfaas, n_local, reading, 2000) == points
+    for shape in (Shape.HOMOGENEOUS, Shape.BALANCED, *([Shape.NAIVE] if n_prfaas else [])):
+        found = best_split(deployment, shape, n_prfaas, n_local, reading)
+        numbers = range(0 if n_prfaas else 1, n_local)
+        every = [Split(n_prfaas, local, n_local - local) for local in numbers]
+        assert found == max(
+            every,
+            key=lambda split: capacity(deployment, shape, split, None, reading).requests_per_s,
+        )
+
+
+def test_a_hundred_thousand_instances_are_planned_by_few_splits(monkeypatch):
+    asked = []
+    search_module = importlib.import_module("harness.planner.search")
+    looked_at = search_module.best_threshold
+    monkeypatch.setattr(
+        search_module, "best_threshold", lambda *given: asked.append(given[2]) or looked_at(*given)
+    )
+    found = best_capacity(PAPER, 50_000, 100_000)
+    assert len(asked) < 60
+    points = split_points(PAPER, 50_000, 100_000, WORK, 100, 50)
+    assert len(points) == 50
+    near = found.split.n_prefill
+    others = [
+        capacity(PAPER, Shape.THRESHOLD, Split(50_000, n, 100_000 - n), found.threshold_tokens)
+        for n in (near - 1, near + 1)
+    ]
+    assert found.requests_per_s > max(other.requests_per_s for other in (*points, *others))
 
 
 def test_the_search_looks_at_few_points_of_any_range():
