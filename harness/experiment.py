@@ -253,7 +253,7 @@ def _identity(fault: Any) -> tuple[Any, ...]:
 def _blamed(path: Path, field: str, given: Mapping[str, str]) -> str:
     """Where a fault came from that the file alone has not: the last override of that field, of what
     is in it or of what it is in, or else the overrides together."""
-    for key, place in reversed(given.items()):
+    for key, place in reversed(list(given.items())):
         if field == _WHOLE or f"{field}.".startswith(f"{key}.") or key.startswith(f"{field}."):
             return place
     return " with what is set ".join([str(path), *dict.fromkeys(given.values())])
