@@ -27,7 +27,7 @@ Exit code 7 when a figure differs by more than its limit: throughput 3 %, TTFT m
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument("experiment", help="a preset by name, or a TOML file")
-    parser.add_argument("--against", metavar="RUN", type=Path, help="an emulate run there is")
+    parser.add_argument("--against", metavar="RUN", type=Path, help="an emulate run of it")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs"))
     parser.add_argument("--json", action="store_true", help="print the differences as JSON")

@@ -22,6 +22,7 @@ from harness.planner.queueing import erlang_c, highest_rate, loaded_ttft
 from harness.planner.search import (
     CurvePoint,
     SplitPoint,
+    best_capacity,
     best_threshold,
     search,
     threshold_curves,
@@ -41,6 +42,7 @@ __all__ = [
     "Stage",
     "Ttft",
     "arrival_cv",
+    "best_capacity",
     "best_threshold",
     "capacity",
     "decode_batch",

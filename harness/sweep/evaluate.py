@@ -16,7 +16,7 @@ from harness.fleets.base import Fleet
 from harness.fleets.modelled import build_fleet, fluid_links
 from harness.links.fluid import FlowLimits
 from harness.phases import plan_phases
-from harness.planner import Deployment, Reading, decode_batch, highest_rate, search
+from harness.planner import Deployment, Reading, best_capacity, decode_batch, highest_rate
 from harness.planner.cost import (
     Operation,
     Prices,
@@ -116,7 +116,7 @@ def _with_best(experiment: Experiment, deployment: Deployment) -> Experiment:
         return experiment
     n_prfaas = max(row.n_prfaas for row in remote)
     n_local = max(row.n_prefill + row.n_decode for row in remote if row.n_prfaas == n_prfaas)
-    found, _ = search(deployment, n_prfaas, n_local, Reading.WORK)
+    found = best_capacity(deployment, n_prfaas, n_local, Reading.WORK)
     added = ConfigurationSpec(
         name=BEST,
         policy="prfaas-static",
