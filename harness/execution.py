@@ -8,10 +8,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import tomli_w
 
@@ -33,6 +33,9 @@ from workloads.spec import notes
 
 if TYPE_CHECKING:
     from harness.fleets.worker_fleet import WorkerFleets
+
+#: Virtual time that was told to end has this much CPU time for it.
+ENDING_CPU_S = 2.0
 
 #: Open row groups are closed this often in real time, so that a crash loses at most so much.
 FLUSH_INTERVAL_S = 30.0
@@ -78,7 +81,8 @@ def execute(
 
     SIGINT, SIGTERM and SIGHUP end the sending, drain what is in flight and write what there is,
     marked incomplete; a second one, or the first in virtual time, cancels. There the second ends
-    the process: what is written so far stays. summary.json is written after each phase, so that a
+    the process, as do ENDING_CPU_S of CPU time in which what was cancelled has not ended, and want
+    of memory: what is written so far stays. summary.json is written after each phase, so that a
     run that is killed has the figures of those that ended. `fleets`: where the workers of `emulate`
     stand, if not on this host. In real time `watch` is shown each phase while it runs. Raises
     CommandError.
@@ -117,8 +121,10 @@ def execute(
         write_summary(False, [why, *faults(experiment, known, {}, stopped)])
 
     work = compare(experiment, plan, open_fleet, recorder, comparison, log, watch, keep)
+    ended = _cancellable(work) if simulated else _supervised(work, comparison, recorder, say)
     try:
-        runner(_cancellable(work) if simulated else _supervised(work, comparison, recorder, say))
+        with _unhurried() if simulated else nullcontext():
+            runner(ended)
         complete = not comparison.interrupted
     except (asyncio.CancelledError, KeyboardInterrupt):
         comparison.interrupted = True
@@ -190,25 +196,60 @@ def _backend(
 async def _cancellable(work: Coroutine[Any, Any, None]) -> None:
     """The comparison in virtual time: a signal cancels it between two callbacks. Raised wherever
     the program is, it would break a task off in the middle, which asyncio complains of at length;
-    so the second one, also while what there is gets written, raises nothing either.
+    so the second one, also while what there is gets written, raises nothing either. Nor does what
+    takes over after ENDING_CPU_S: a callback may go on for ever, or a million of them be ahead.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
+    loop.on_no_memory = _end_without_memory  # type: ignore[attr-defined]
     cancel = task.cancel
     interrupted = False
 
     def interrupt(number: int, frame: object) -> None:
         nonlocal interrupted
         if interrupted:
-            os.write(sys.stderr.fileno(), b"interrupted again: ended at once\n")
-            os._exit(ExitCode.INTERRUPTED)
+            _end(b"interrupted again: ended at once\n", ExitCode.INTERRUPTED)
         interrupted = True
         if not loop.is_closed():
+            signal.setitimer(signal.ITIMER_VIRTUAL, ENDING_CPU_S)
             loop.call_soon(cancel)
 
     for number in _ending():
         signal.signal(number, interrupt)
-    await work
+    try:
+        await work
+    except MemoryError:
+        _end_without_memory()
+
+
+def _end(line: bytes, code: ExitCode) -> NoReturn:
+    os.write(sys.stderr.fileno(), line)
+    os._exit(code)
+
+
+def _end_without_memory() -> NoReturn:
+    """At once: without memory CPython (3.11) recurses without end where it makes a MemoryError
+    beyond those that it keeps, and repeats a step without end where it enters a `finally`.
+    """
+    _end(b"no memory left: ended at once, with what was written so far\n", ExitCode.INCOMPLETE)
+
+
+@contextmanager
+def _unhurried() -> Iterator[None]:
+    """What is still in the block ENDING_CPU_S after a signal is ended; what is behind it, that
+    writes what there is, may take its time.
+    """
+
+    def hurry(number: int, frame: object) -> None:
+        _end(b"interrupted, but there is no end to it: ended at once\n", ExitCode.INTERRUPTED)
+
+    before = signal.signal(signal.SIGVTALRM, hurry)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        if before is not None:  # not one of Python's
+            signal.signal(signal.SIGVTALRM, before)
 
 
 async def _supervised(

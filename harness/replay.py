@@ -120,10 +120,20 @@ class _Sender:
                     server = self._server(number, request, record)
                     self._servers[loop.create_task(server, name="request")] = None
                 request = next(self._requests, None)
+        except MemoryError as error:
+            self._give_up(error)
         except Exception as error:
             self.all_sent.set_exception(error)
         else:
             self.all_sent.set_result(None)
+
+    def _give_up(self, error: MemoryError) -> None:
+        """The replay fails, where the loop does not end at once."""
+        self._loop.call_exception_handler({"message": "no memory left", "exception": error})
+        for waited_for in (self.all_sent, self._none_in_flight):
+            if waited_for is not None and not waited_for.done():
+                waited_for.set_exception(error)
+                return
 
     def stop(self, _: object = None) -> None:
         """Send no more: what is left is unsent."""
@@ -173,6 +183,11 @@ class _Sender:
             except asyncio.CancelledError:
                 failure = "cancelled"
                 raise
+            except MemoryError as error:
+                # No failure of the request: the next ones would find none either.
+                failure = "no memory"
+                self._give_up(error)
+                return
             except Exception as error:
                 failure = f"{type(error).__name__}: {error}"
             finally:

@@ -138,6 +138,8 @@ def _run(options: argparse.Namespace) -> int:
             exit_code = _REFUSED.get(error.errno or 0)
             where = f"{error.filename}: " if error.filename else ""
             said = f"{where}{os.strerror(error.errno or 0)}"
+        if isinstance(error, MemoryError):
+            exit_code, said = ExitCode.INCOMPLETE, "no memory left"
         if exit_code is None:
             raise
         print(f"prfaas {options.command}: {said}", file=sys.stderr)

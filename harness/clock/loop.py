@@ -68,6 +68,9 @@ class TimelessLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._task_count = 0
+        #: Called, where there is one, instead of telling of a MemoryError: whoever goes on meets
+        #: the next, and the next, which the interpreter does not bear.
+        self.on_no_memory: Callable[[], NoReturn] | None = None
 
     def create_task(  # type: ignore[override]
         self,
@@ -128,9 +131,18 @@ class TimelessLoop(asyncio.BaseEventLoop):
         )
 
     def _report(self, handle: asyncio.Handle, error: BaseException) -> None:
+        self._end_without_memory(error)
         self.call_exception_handler(
             {"message": f"exception in {handle!r}", "exception": error, "handle": handle}
         )
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self._end_without_memory(context.get("exception"))
+        super().call_exception_handler(context)
+
+    def _end_without_memory(self, error: object) -> None:
+        if isinstance(error, MemoryError) and self.on_no_memory is not None:
+            self.on_no_memory()
 
     def _process_events(self, event_list: object) -> None:
         """There is no selector, so there are no events."""

@@ -730,3 +730,15 @@ def test_any_program_runs_as_on_a_list_of_timers(loop_class, program):
     expected = _start(program, oracle)
     oracle.run()
     assert run(main()) == expected
+
+
+def test_however_many_timers_of_one_time_are_freed_one_after_the_other(loop_class):
+    # Each leads to the one before: freed within one another, they would overflow the stack.
+    loop = loop_class()
+    for _ in range(300_000):
+        timer = loop.call_at(1.0, print)
+    alive = weakref.ref(loop)
+    loop.close()
+    del loop, timer
+    gc.collect()
+    assert alive() is None

@@ -235,6 +235,97 @@ def test_a_second_ctrl_c_ends_a_simulation_at_once_and_quietly(tmp_path: Path) -
     assert reader.read(run, "requests").num_rows == 0
 
 
+ENDLESS = """
+import asyncio, os, signal, sys
+from harness import execution
+from harness.cli.main import main
+
+def ends_never():
+    os.kill(os.getpid(), signal.SIGTERM)
+    while True:
+        pass
+
+def many():
+    for _ in range(100_000):
+        asyncio.get_running_loop().call_soon(again)
+
+def again():
+    os.kill(os.getpid(), signal.SIGTERM) if not sent else None
+    sent.append(1)
+    sum(range(10_000))  # a pass of 10 s or more
+
+def refused():
+    os.kill(os.getpid(), signal.SIGTERM)
+    asyncio.get_running_loop().create_task(refuses())
+
+async def refuses():
+    while True:
+        try:
+            await asyncio.sleep(1)
+        except asyncio.CancelledError:
+            pass
+
+sent = []
+
+async def compare(*_):
+    asyncio.get_running_loop().call_soon(globals()[sys.argv[2]])
+    await asyncio.sleep(1)
+
+execution.compare, execution.ENDING_CPU_S = compare, 0.2
+main(["run", "paper", "--out", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("what", ["ends_never", "many", "refused"])
+def test_a_simulation_that_is_told_to_end_and_cannot_is_ended(what: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDLESS, str(tmp_path), what],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (ExitCode.INTERRUPTED, "")
+    _, *said = done.stderr.splitlines()
+    assert said == ["interrupted, but there is no end to it: ended at once"]
+    (run,) = tmp_path.iterdir()
+    assert reader.read(run, "requests").num_rows == 0
+
+
+NO_MEMORY = """
+import asyncio, sys
+from harness import execution
+from harness.cli.main import main
+
+def fails():
+    raise MemoryError
+
+async def compare(*_):
+    loop = asyncio.get_running_loop()
+    if sys.argv[2] == "callback":
+        loop.call_soon(fails)
+        await asyncio.sleep(1)
+    fails()
+
+execution.compare = compare
+main(["run", "paper", "--out", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("where", ["callback", "comparison"])
+def test_a_simulation_without_memory_says_so_and_ends(where: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MEMORY, str(tmp_path), where],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (ExitCode.INCOMPLETE, "")
+    _, *said = done.stderr.splitlines()
+    assert said == ["no memory left: ended at once, with what was written so far"]
+    (run,) = tmp_path.iterdir()
+    assert reader.read(run, "requests").num_rows == 0
+
+
 async def test_a_second_ctrl_c_in_real_time_says_that_it_cuts_off() -> None:
     said: list[str] = []
     recorder: Any = None  # asked for nothing so soon

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from harness.errors import ExitCode
 from native import require
 
 COMMON = """
@@ -189,3 +190,42 @@ def test_an_allocation_that_fails_is_an_error_and_no_more(module, script):
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0
+
+
+ENDLESS_BURST = """
+import asyncio, resource, sys
+from itertools import count
+from harness import execution
+from harness.cli.main import main
+from harness.replay import replay
+from workloads.request import Request
+
+async def served(request, record, origin_s):
+    await asyncio.sleep(1)
+
+async def compare(*_):
+    pages = int(open("/proc/self/statm").read().split()[0])
+    limit = pages * resource.getpagesize() + (64 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    burst = (Request(number, 0.0, 1000, 10) for number in count())
+    await replay(burst, served, lambda record: None, origin_s=0.0)
+
+execution.compare = compare
+sys.exit(main(["run", "paper", "--out", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("pure", ["", "1"])
+def test_a_burst_past_all_memory_ends_the_simulation_in_one_line(pure, tmp_path):
+    # The interpreter itself would crash, or go on for ever, in the errors that come of it.
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", ENDLESS_BURST, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PRFAAS_PURE_PYTHON": pure},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == ExitCode.INCOMPLETE, done.stderr
+    said = "no memory left: ended at once, with what was written so far"
+    assert done.stderr.splitlines()[-1] == said

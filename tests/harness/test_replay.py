@@ -113,6 +113,27 @@ def test_cancelling_the_replay_reports_what_was_in_flight() -> None:
     assert [record.status for record in records] == [Status.FAILED] * 3
 
 
+def test_a_replay_without_memory_fails_and_not_its_requests_one_after_the_other() -> None:
+    served: list[int] = []
+
+    async def none_left(request: Request, record: RequestRecord, origin_s: float) -> None:
+        served.append(request.id)
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run(none_left, n=5)
+    assert served == [0]
+
+
+def test_nor_is_there_an_end_of_requests_when_their_making_finds_no_memory() -> None:
+    def none_left():
+        yield from requests(1, 0.0)
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        virtual(replay(none_left(), serve_ok, lambda record: None, origin_s=0.0))
+
+
 def test_a_task_serves_on_after_a_request_that_failed() -> None:
     tasks: list[asyncio.Task | None] = []
 
