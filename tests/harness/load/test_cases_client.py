@@ -91,7 +91,7 @@ async def run_load(
 
 async def test_long_streams_never_wait_for_a_socket(stub_url: Callable[..., str]) -> None:
     url = stub_url("--itl-ms", "100")
-    # For three seconds: opening 150 connections takes a busy machine one.
+    # Long enough for a busy machine to open all before the first ends.
     flights, _target = await run_load(url, 150, 30)
     assert {each.status for each in flights} == {Status.SUCCEEDED}
     made = batch(*flights)
