@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -77,14 +78,21 @@ class ModelledFleet:
         """Nothing was started that outlives the loop."""
 
 
-async def open_modelled(experiment: Experiment, configuration: ConfigurationSpec) -> ModelledFleet:
-    """The fleet of a configuration, on the running loop."""
+async def open_modelled(
+    experiment: Experiment,
+    configuration: ConfigurationSpec,
+    limits: FlowLimits = FlowLimits(),
+    max_batch: int | None = None,
+) -> ModelledFleet:
+    """The fleet of a configuration, on the running loop. `limits` bound each flow of its link,
+    `max_batch` sequences its decode batches instead of the profile's."""
+    local = load_profile(experiment.profiles.pd)
     profiles = {
         PRFAAS: load_profile(experiment.profiles.prfaas),
-        PD: load_profile(experiment.profiles.pd),
+        PD: local if max_batch is None else replace(local, max_batch=max_batch),
     }
     specs = instance_specs(experiment, configuration)
-    links = fluid_links(experiment.link, experiment.measure.sample_s)
+    links = fluid_links(experiment.link, experiment.measure.sample_s, limits)
     queue = configuration.queue
     discipline = make_discipline(queue.discipline, queue.ageing, experiment.slo.ttft_s)
     rules = PrefillRules(chunk_tokens=queue.chunk_tokens, discipline=discipline)

@@ -7,13 +7,13 @@ in the units of the modelled system. A figure that a phase does not have is None
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from harness import clock
 from harness.comparison import Comparison, compare
 from harness.experiment import ConfigurationSpec, Experiment
-from harness.fleets.base import Fleet
-from harness.fleets.modelled import build_fleet, fluid_links
+from harness.fleets.modelled import open_modelled
 from harness.links.fluid import FlowLimits
 from harness.phases import plan_phases
 from harness.planner import Deployment, Reading, best_capacity, decode_batch, highest_rate
@@ -27,9 +27,7 @@ from harness.planner.cost import (
 )
 from harness.planner.experiment import arrival_cv, deployment_of
 from harness.prediction import plan_experiment, predict, predict_phase, reference_capacity
-from harness.profiles import load_profile
 from harness.sweep.study import Point
-from harness.topology import PD, PRFAAS, instance_specs
 from results.recorder import Recorder
 from results.records import RequestRecord
 from results.rows import DecisionRow, FlowRow, InstanceRow, LinkRow
@@ -239,16 +237,7 @@ def _simulated(experiment: Experiment, deployment: Deployment, own: dict[str, fl
         window_bytes=deployment.link.connections * (deployment.link.window_bytes or float("inf")),
         connections=deployment.link.connections,
     )
-
-    async def open_fleet(experiment: Experiment, configuration: ConfigurationSpec) -> Fleet:
-        local = load_profile(experiment.profiles.pd)
-        profiles = {
-            PRFAAS: load_profile(experiment.profiles.prfaas),
-            PD: replace(local, max_batch=batch),
-        }
-        links = fluid_links(experiment.link, experiment.measure.sample_s, limits)
-        return build_fleet(instance_specs(experiment, configuration), profiles, links)
-
+    open_fleet = partial(open_modelled, limits=limits, max_batch=batch)
     comparison = Comparison()
     plan = plan_experiment(experiment)
     clock.run(compare(experiment, plan, open_fleet, _Discard(), comparison))

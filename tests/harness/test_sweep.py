@@ -175,6 +175,25 @@ def test_planned_and_simulated_tpot_are_of_the_same_batch():
     assert simulated["latency"] == pytest.approx(planned["latency"], rel=0.06)
 
 
+@pytest.mark.parametrize(
+    ("base", "key", "values"),
+    [
+        ("queues", "configurations.fifo.queue.discipline", ("fifo", "shortest-first")),
+        ("documents", "cache.enabled", (False, True)),
+    ],
+)
+def test_a_simulated_sweep_has_the_queues_and_caches_of_its_experiment(base, key, values):
+    name = "fifo" if base == "queues" else "prfaas"
+    axis = AxisSpec(key=key, values=values)
+    study = Study(name="s", base=base, mode="simulate", configurations=(name,), axis=(axis,))
+    settings = {**SHORT, "measure.latency_window_s": 600}
+    without, having = (
+        next(row for row in evaluate(point, best=False) if row.phase == "latency")
+        for point in points(study.model_copy(update={"set": settings}))
+    )
+    assert having.ttft_mean_s < 0.9 * without.ttft_mean_s
+
+
 def test_a_planned_rate_past_capacity_yields_capacity():
     study = study_of(RATES, configurations=("homogeneous",))
     study = study.model_copy(update={"set": {**SHORT, "measure.request_rate": 5.0}})
