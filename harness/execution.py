@@ -107,6 +107,9 @@ def execute(
     recorder = Recorder(directory.path, _metadata(experiment, scale, simulated), tables=tables)
     comparison = Comparison()
     log = _logged(directory, say)
+    interruption = _Interruption()
+    if simulated:
+        interruption.listen()
     log(duration_in_words(experiment, plan, scale))
 
     def write_summary(complete: bool, found: list[Fault]) -> RunSummary:
@@ -121,7 +124,11 @@ def execute(
         write_summary(False, [why, *faults(experiment, known, {}, stopped)])
 
     work = compare(experiment, plan, open_fleet, recorder, comparison, log, watch, keep)
-    ended = _cancellable(work) if simulated else _supervised(work, comparison, recorder, say)
+    ended: Coroutine[Any, Any, None] = (
+        _cancellable(work, interruption)
+        if simulated
+        else _supervised(work, comparison, recorder, say)
+    )
     try:
         with _unhurried() if simulated else nullcontext():
             runner(ended)
@@ -193,29 +200,44 @@ def _backend(
     return realtime.run, opened.open, opened.scale
 
 
-async def _cancellable(work: Coroutine[Any, Any, None]) -> None:
-    """The comparison in virtual time: a signal cancels it between two callbacks. Raised wherever
-    the program is, it would break a task off in the middle, which asyncio complains of at length;
-    so the second one, also while what there is gets written, raises nothing either. Nor does what
-    takes over after ENDING_CPU_S: a callback may go on for ever, or a million of them be ahead.
+class _Interruption:
+    """What signals do in virtual time: the first cancels the comparison, between two callbacks, or
+    before it begins. Raised wherever the program is, it would break a task off in the middle, which
+    asyncio complains of at length; so the second one, also while what there is gets written, raises
+    nothing either. Nor does what takes over after ENDING_CPU_S: a callback may go on for ever, or a
+    million of them be ahead.
     """
+
+    def __init__(self) -> None:
+        self._interrupted = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def listen(self) -> None:
+        for number in _ending():
+            signal.signal(number, self._interrupt)
+
+    def attach(self, task: asyncio.Task[Any]) -> None:
+        """`task`, which is the current one, is to be cancelled."""
+        self._task = task
+        if self._interrupted:
+            signal.setitimer(signal.ITIMER_VIRTUAL, ENDING_CPU_S)
+            task.cancel()
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        if self._interrupted:
+            _end(b"interrupted again: ended at once\n", ExitCode.INTERRUPTED)
+        self._interrupted = True
+        if self._task is not None and not (loop := self._task.get_loop()).is_closed():
+            signal.setitimer(signal.ITIMER_VIRTUAL, ENDING_CPU_S)
+            loop.call_soon(self._task.cancel)
+
+
+async def _cancellable(work: Coroutine[Any, Any, None], interruption: _Interruption) -> None:
+    """The comparison in virtual time, which `interruption` may cancel."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.on_no_memory = _end_without_memory  # type: ignore[attr-defined]
-    cancel = task.cancel
-    interrupted = False
-
-    def interrupt(number: int, frame: object) -> None:
-        nonlocal interrupted
-        if interrupted:
-            _end(b"interrupted again: ended at once\n", ExitCode.INTERRUPTED)
-        interrupted = True
-        if not loop.is_closed():
-            signal.setitimer(signal.ITIMER_VIRTUAL, ENDING_CPU_S)
-            loop.call_soon(cancel)
-
-    for number in _ending():
-        signal.signal(number, interrupt)
+    interruption.attach(task)
     try:
         await work
     except MemoryError:

@@ -202,6 +202,40 @@ def test_a_run_that_is_told_to_end_keeps_what_it_has(
     assert (run / "run.json").exists()
 
 
+EARLY = """
+import asyncio, os, signal, sys
+from harness import clock, execution
+from harness.cli.main import main
+
+async def compare(*_):
+    print("begun")
+    await asyncio.sleep(1)
+    print("done")
+
+run = clock.run
+
+def told_first(work):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return run(work)
+
+execution.compare, clock.run = compare, told_first
+sys.exit(main(["run", "paper", "--out", sys.argv[1]]))
+"""
+
+
+def test_a_simulation_that_is_told_to_end_before_it_begins_is_marked_and_quiet(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == ExitCode.INTERRUPTED
+    assert "done" not in done.stdout
+    assert "never awaited" not in done.stderr and "Traceback" not in done.stderr
+    (run,) = tmp_path.iterdir()
+    assert reader.read(run, "requests").num_rows == 0
+
+
 TWICE = """
 import asyncio, os, signal, sys, weakref
 from harness import execution
