@@ -10,13 +10,20 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from harness.errors import BadInput
 from harness.experiment import (
@@ -97,6 +104,11 @@ class Study(Table):
     # Where in the study's file a key was given; others were on the command line.
     _places: dict[str, str] = PrivateAttr(default_factory=dict)
 
+    @field_validator("set", mode="before")
+    @classmethod
+    def _of_dotted_keys(cls, value: Any) -> Any:
+        return dict(_dotted(value)) if isinstance(value, dict) else value
+
     @model_validator(mode="after")
     def _keys_are_unique(self) -> Study:
         names = self.axis_names()
@@ -133,6 +145,16 @@ class Study(Table):
             if key not in settings or key in varied
         }
         return made
+
+
+def _dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a table by dotted keys, for TOML reads `link.rtt_ms` without quotes as a table
+    with one key, which is not to take the place of all of the base's. One with a `kind` is."""
+    for key, value in table.items():
+        if isinstance(value, dict) and "kind" not in value:
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 @dataclass(frozen=True, slots=True)

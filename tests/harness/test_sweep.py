@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.errors import BadInput
-from harness.experiment import presets
+from harness.experiment import load_experiment, presets
 from harness.profiles import profile_paths
 from harness.sweep import identity as identity_module
 from harness.sweep.evaluate import COLUMNS, evaluate
@@ -101,6 +101,28 @@ def test_an_impossible_point_is_refused_before_anything_runs(change, message, tm
     with pytest.raises(BadInput, match=message):
         execute(study, tmp_path / "sweep", jobs=1)
     assert not list(tmp_path.iterdir())
+
+
+def test_dotted_keys_without_quotes_are_set_field_by_field(tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_text(
+        """
+name = "s"
+[set]
+link.rtt_ms = 80
+price.local_per_hour = 3
+workload = { kind = "fixed", input_tokens = 1000, output_tokens = 10 }
+[[axis]]
+key = "seed"
+values = [1]
+"""
+    )
+    study = load_study(str(path))
+    assert study.set["link.rtt_ms"] == 80 and study.set["price.local_per_hour"] == 3
+    (point,) = points(study)
+    base = load_experiment("paper")
+    assert point.experiment.link == base.link.model_copy(update={"rtt_ms": 80.0})
+    assert point.experiment.workload.kind == "fixed"
 
 
 FILE = """
