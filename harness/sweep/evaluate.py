@@ -79,7 +79,8 @@ COLUMNS = tuple(field.name for field in fields(Row))
 def evaluate(point: Point, best: bool) -> list[Row]:
     """The rows of a point, in the order of its configurations and their phases."""
     deployment = _deployment(point)
-    experiment = point.experiment
+    # Whatever mode the file names: the way of measuring goes by it.
+    experiment = point.experiment.model_copy(update={"mode": "simulate"})
     if best:
         experiment = _with_best(experiment, deployment)
     if point.mode == "plan":
@@ -108,12 +109,16 @@ def _deployment(point: Point) -> Deployment:
 
 def _with_best(experiment: Experiment, deployment: Deployment) -> Experiment:
     """Adds the best threshold configuration of the most instances that any configuration with
-    remote ones has, by the `work` reading."""
+    remote ones has, by the `work` reading; its queue is that configuration's."""
     remote = [row for row in experiment.configurations if row.n_prfaas]
     if not remote:
         return experiment
     n_prfaas = max(row.n_prfaas for row in remote)
-    n_local = max(row.n_prefill + row.n_decode for row in remote if row.n_prfaas == n_prfaas)
+    most = max(
+        (row for row in remote if row.n_prfaas == n_prfaas),
+        key=lambda row: row.n_prefill + row.n_decode,
+    )
+    n_local = most.n_prefill + most.n_decode
     found = best_capacity(deployment, n_prfaas, n_local, Reading.WORK)
     added = ConfigurationSpec(
         name=BEST,
@@ -122,6 +127,7 @@ def _with_best(experiment: Experiment, deployment: Deployment) -> Experiment:
         n_prefill=found.split.n_prefill,
         n_decode=found.split.n_decode,
         threshold_tokens=found.threshold_tokens,
+        queue=most.queue,
     )
     return experiment.model_copy(update={"configurations": (*experiment.configurations, added)})
 

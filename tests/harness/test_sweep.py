@@ -39,6 +39,9 @@ SHORT = {
 }
 
 
+BEST_LOADED = ("best", "latency")
+
+
 def study_of(*axes: AxisSpec, **more: object) -> Study:
     return Study.model_validate(
         {"name": "test", "base": "paper", "set": SHORT, "axis": axes, **more}
@@ -214,6 +217,32 @@ def test_a_simulated_sweep_has_the_queues_and_caches_of_its_experiment(base, key
         for point in points(study.model_copy(update={"set": settings}))
     )
     assert having.ttft_mean_s < 0.9 * without.ttft_mean_s
+
+
+@pytest.mark.parametrize("mode", ["plan", "simulate"])
+def test_figures_are_the_same_whichever_mode_the_file_names(mode):
+    axis = AxisSpec(key="seed", values=(1,))
+    rows = []
+    for named in ("simulate", "emulate"):
+        study = Study(name="s", base="bench", mode=mode, axis=(axis,), configurations=("naive",))
+        (point,) = points(study.model_copy(update={"set": {**SHORT, "mode": named}}))
+        rows.append(evaluate(point, best=False))
+    assert rows[0] == rows[1]
+
+
+def test_the_best_has_the_queue_of_the_configuration_it_is_searched_from():
+    axis = AxisSpec(key="seed", values=(1,))
+    study = Study(
+        name="s", base="documents", mode="simulate", axis=(axis,), configurations=("shortest-first",)
+    )
+    load = {**SHORT, "measure.latency_window_s": 600, "cache.enabled": False}
+    fifo = {"configurations.shortest-first.queue.discipline": "fifo"}
+    waits = []
+    for settings in (load, {**load, **fifo}):
+        (point,) = points(study.model_copy(update={"set": settings}))
+        rows = evaluate(point, best=True)
+        waits += [row.ttft_mean_s for row in rows if (row.configuration, row.phase) == BEST_LOADED]
+    assert waits[0] < 0.9 * waits[1]
 
 
 def test_a_planned_rate_past_capacity_yields_capacity():
