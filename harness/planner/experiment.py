@@ -24,10 +24,11 @@ def mean_output_tokens(workload: WorkloadSpec) -> float:
 
 def deployment_of(experiment: Experiment, *, bounded: bool = True) -> Deployment:
     """The experiment's traffic, profiles and link. Lengths are what an unbounded prefix cache
-    leaves to compute; the link's rate is the nominal one of its start, None if not `bounded`."""
+    leaves to compute, or whole without one; the link's rate is the nominal one of its start, None
+    if not `bounded`."""
     link = experiment.link
     return Deployment(
-        lengths=length_distribution(experiment.workload, uncached=True),
+        lengths=length_distribution(experiment.workload, uncached=experiment.cache.enabled),
         output_tokens=mean_output_tokens(experiment.workload),
         local=load_profile(experiment.profiles.pd),
         remote=load_profile(experiment.profiles.prfaas),

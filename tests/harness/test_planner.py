@@ -681,3 +681,11 @@ def test_plan_refuses_in_one_line(arguments, message, capsys):
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_without_a_prefix_cache_whole_prompts_are_planned():
+    cached, whole = (
+        deployment_of(load_experiment("documents", {"cache.enabled": enabled})).lengths.mean()
+        for enabled in (True, False)
+    )
+    assert whole > 1.5 * cached
