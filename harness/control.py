@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from harness.errors import BadInput
-from harness.experiment import ConfigurationSpec
+from harness.experiment import ConfigurationSpec, Experiment
 from harness.fleets.base import Fleet
 from harness.planner import Deployment
 from harness.policies import Decision, Policy
-from harness.policies.catalog import SCHEDULED, make_policy
+from harness.policies.catalog import SCHEDULED, UNTHRESHOLDED, make_policy
 from harness.policies.parameters import build
 from harness.policies.prfaas import Controls
 from harness.schedulers.long_term import LongTerm, LongTermRules
@@ -23,6 +23,29 @@ from harness.view import View
 from results.records import RequestRecord
 from workloads.kinds import DriftWorkload
 from workloads.spec import WorkloadSpec
+
+
+def check_control(experiment: Experiment) -> None:
+    """Raises BadInput where a configuration has a policy, parameter or threshold that would not do,
+    or would do nothing. For all that runs or plans an experiment, before it does."""
+    for each in experiment.configurations:
+        make_policy(each.policy, 0.0, each.parameters)
+        if each.policy in UNTHRESHOLDED and each.threshold_tokens is not None:
+            has = (
+                ", its parameter is uncached_tokens" if each.policy == "uncached-threshold" else ""
+            )
+            raise BadInput(
+                f"configurations.{each.name}.threshold_tokens: found {each.threshold_tokens:g}, but "
+                f"policy {each.policy} has none{has}; leave it out"
+            )
+        if each.policy in SCHEDULED and build(LongTermRules, each.parameters).foresight:
+            _check_foresight(each, experiment.workload)
+
+
+def _check_foresight(configuration: ConfigurationSpec, workload: WorkloadSpec) -> DriftWorkload:
+    if not isinstance(workload, DriftWorkload):
+        raise BadInput(f"{configuration.name}: foresight needs workload kind 'drift'")
+    return workload
 
 
 class Control:
@@ -56,9 +79,7 @@ class Control:
         self._seen = TrafficWindow(long.window_s, long.trend_window_s, long.trend_significance)
         traffic: Callable[[float], Traffic | None] = self._seen.traffic
         if long.foresight:
-            if not isinstance(workload, DriftWorkload):
-                raise BadInput(f"{configuration.name}: foresight needs workload kind 'drift'")
-            traffic = self._foresight(self._seen, workload)
+            traffic = self._foresight(self._seen, _check_foresight(configuration, workload))
         view = fleet.view
         follower = ShortTerm(
             short,

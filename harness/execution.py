@@ -17,11 +17,11 @@ import tomli_w
 
 from harness import host
 from harness.comparison import Comparison, compare
+from harness.control import check_control
 from harness.errors import ExitCode
 from harness.experiment import Experiment
 from harness.fleets.base import OpenFleet
 from harness.live import Say, Watch
-from harness.policies.catalog import make_policy
 from harness.prediction import Planned, plan_experiment
 from harness.scale import UNSCALED, Scale
 from harness.verdict import CUT_OFF, Fault, faults
@@ -154,11 +154,8 @@ def execute(
 
 def plan_run(experiment: Experiment) -> list[Planned]:
     """What a run will do; everything that can be refused before it starts is refused here."""
-    plan = plan_experiment(experiment)
-    for each in plan:
-        threshold = each.prediction.threshold_tokens or 0.0
-        make_policy(each.configuration.policy, threshold, each.configuration.parameters)
-    return plan
+    check_control(experiment)
+    return plan_experiment(experiment)
 
 
 def duration_in_words(experiment: Experiment, plan: list[Planned], scale: Scale) -> str:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli.numbers import finite
+from harness.control import check_control
 from harness.errors import BadInput, ExitCode
 from harness.experiment import MOST_INSTANCES, load_experiment, parse_override
 from harness.planner.charts import check_chart, save_chart, text_chart
@@ -109,6 +110,7 @@ def run(options: argparse.Namespace) -> int:
         experiment = load_experiment(
             options.experiment, dict(parse_override(text) for text in options.set)
         )
+        check_control(experiment)
         title = experiment.name
         deployment = deployment_of(experiment)
         configurations = experiment.configurations

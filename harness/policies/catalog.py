@@ -8,7 +8,13 @@ from typing import Any
 from harness.errors import BadInput
 from harness.policies.base import Policy
 from harness.policies.operators import LeastLoaded, UncachedThreshold
-from harness.policies.parameters import Value, build, check, refuse_others
+from harness.policies.parameters import (
+    Value,
+    build,
+    check,
+    parameters_of,
+    refuse_others,
+)
 from harness.policies.prfaas import Controls, Prfaas
 from harness.policies.priced import Eft, Priced, Prices
 from harness.policies.static import Balanced, Homogeneous, Naive, PrfaasStatic
@@ -55,10 +61,20 @@ _CATALOG: dict[str, tuple[tuple[type, ...], _Maker]] = {
 SCHEDULED = frozenset({"prfaas"})
 #: Policies that weigh predicted times: a threshold is only what the model plans their split with.
 WEIGHING = frozenset({"priced", "eft"})
+#: Policies that a `threshold_tokens` says nothing to.
+UNTHRESHOLDED = frozenset(
+    {"homogeneous", "naive", "balanced", "least-loaded", "uncached-threshold"}
+)
 
 
 def policy_names() -> list[str]:
     return sorted(_CATALOG)
+
+
+def parameter_names(policy: str) -> set[str]:
+    """What parameters the policy of this name has."""
+    kinds, _ = _CATALOG[policy]
+    return {each.name for kind in kinds for each in parameters_of(kind)}
 
 
 def make_policy(

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tomli_w
 
+from harness.control import check_control
 from harness.errors import BadInput
 from harness.planner.model import check_decodes
 from harness.processes import process_pool
@@ -75,6 +76,8 @@ def execute(
     files = {point.index: _file_name(point, study.best) for point in todo}
     for local in {point.experiment.profiles.pd for point in todo}:
         check_decodes(load_profile(local))
+    for point in todo:
+        check_control(point.experiment)
     parts = directory / "points"
     asked = tomli_w.dumps(study.model_dump(mode="json", exclude_none=True))
     try:

@@ -689,3 +689,17 @@ def test_without_a_prefix_cache_whole_prompts_are_planned():
         for enabled in (True, False)
     )
     assert whole > 1.5 * cached
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("policy=foo", "policy 'foo' is unknown"),
+        ("parameters.bad=1", "parameter 'bad' is unknown"),
+        ("parameters.foresight=true", "foresight needs workload kind 'drift'"),
+    ],
+)
+def test_what_a_run_would_refuse_is_not_planned(field, message, capsys):
+    policy = ["--set", "configurations.prfaas.policy=prfaas"]
+    assert main(["plan", "paper", *policy, "--set", f"configurations.prfaas.{field}"]) == 2
+    assert message in capsys.readouterr().err

@@ -96,6 +96,18 @@ def test_a_bad_axis_says_what_would_do(text):
         ({"axis": [AxisSpec(key="tcp.connections", values=(1.5,))]}, "needs a whole number"),
         ({"axis": [AxisSpec(key="workload.stratified", values=(True, 1))]}, "all booleans"),
         ({"base": "mooncake", "set": {}, "axis": [AxisSpec(key="seed", values=(1, 2))]}, "trace"),
+        (
+            {"axis": [AxisSpec(key="configurations.prfaas.policy", values=("prfaas", "foo"))]},
+            "policy 'foo' is unknown",
+        ),
+        (
+            {"axis": [AxisSpec(key="configurations.prfaas.parameters.bad", values=(1, 2))]},
+            "policy prfaas-static: parameter 'bad' is unknown",
+        ),
+        (
+            {"axis": [AxisSpec(key="configurations.balanced.threshold_tokens", values=(1, 2))]},
+            "configurations.balanced.threshold_tokens: found 1, but policy balanced has none",
+        ),
         ({"axis": [AxisSpec(key="profiles.pd", values=("1t-h20", "1t-h200"))]}, "must decode"),
     ],
 )
@@ -233,7 +245,11 @@ def test_figures_are_the_same_whichever_mode_the_file_names(mode):
 def test_the_best_has_the_queue_of_the_configuration_it_is_searched_from():
     axis = AxisSpec(key="seed", values=(1,))
     study = Study(
-        name="s", base="documents", mode="simulate", axis=(axis,), configurations=("shortest-first",)
+        name="s",
+        base="documents",
+        mode="simulate",
+        axis=(axis,),
+        configurations=("shortest-first",),
     )
     load = {**SHORT, "measure.latency_window_s": 600, "cache.enabled": False}
     fifo = {"configurations.shortest-first.queue.discipline": "fifo"}
