@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from harness.errors import BadInput
 from harness.experiment import ConfigurationSpec, Experiment
 from harness.phases import CAPACITY, LATENCY
+from harness.policies.catalog import UNTHRESHOLDED, parameter_names
 from results.summary import ConfigurationSummary, RunSummary
 
 #: `prfaas` with every part off: the threshold alone.
@@ -53,8 +54,10 @@ LADDER = (
 def ladder_experiment(experiment: Experiment, names: Sequence[str] = ()) -> Experiment:
     """`experiment` with the rungs as configurations (only those in `names`, if any).
 
-    Instances, threshold and further parameters come from its first configuration that has both
-    remote and local prefill; homogeneous and naive from theirs, if it has them.
+    Instances come from its first configuration that has both remote and local prefill, homogeneous'
+    and naive's from theirs, if it has them. A rung's queue and parameters are those of the first
+    configuration of its policy (for `prfaas` also `prfaas-static`), or else of the one that gives
+    the instances; the threshold is the first that one of remote and local prefill has.
     """
     known = [rung.name for rung in LADDER]
     for name in names:
@@ -67,40 +70,56 @@ def ladder_experiment(experiment: Experiment, names: Sequence[str] = ()) -> Expe
             f"{experiment.name}: no configuration has both n_prfaas and n_prefill; the ladder "
             "needs one to say how many instances there are"
         )
-    by_policy = {row.policy: row for row in reversed(rows)}
     rungs = [rung for rung in LADDER if not names or rung.name in names]
     quiet = {"load_fractions": (), "unloaded": False, "slo_search": False}
     return experiment.model_copy(
         update={
             "name": f"{experiment.name}-ladder",
-            "configurations": tuple(_configuration(rung, full, by_policy) for rung in rungs),
+            "configurations": tuple(_configuration(rung, full, rows) for rung in rungs),
             "measure": experiment.measure.model_copy(update=quiet),
         }
     )
 
 
 def _configuration(
-    rung: Rung, full: ConfigurationSpec, by_policy: dict[str, ConfigurationSpec]
+    rung: Rung, full: ConfigurationSpec, rows: Sequence[ConfigurationSpec]
 ) -> ConfigurationSpec:
-    n_local = full.n_prefill + full.n_decode
-    parameters: dict[str, float | int | bool | str] = {}
-    update: dict[str, object] = {"name": rung.name, "policy": rung.policy}
-    if rung.policy == "homogeneous":
-        own = by_policy.get("homogeneous")
-        # As many devices as the others have, at the ratio the paper found best (9 of 12 prefill).
-        n_prefill = max(1, round(0.75 * (full.n_prfaas + n_local)))
-        update |= {
-            "n_prfaas": 0,
-            "n_prefill": own.n_prefill if own else n_prefill,
-            "n_decode": own.n_decode if own else full.n_prfaas + n_local - n_prefill,
-            "threshold_tokens": None,
+    policies = [rung.policy, *(["prfaas-static"] if rung.policy == "prfaas" else [])]
+    own = next((row for name in policies for row in rows if row.policy == name), None)
+    queue = (own or full).queue
+    has = parameter_names(rung.policy)
+    parameters = {k: v for k, v in (own or full).parameters.items() if k in has}
+    if rung.policy == "prfaas":
+        parameters |= {k: v for k, v in _OFF.items() if k not in rung.parts}
+    thresholds = [row.threshold_tokens for row in rows if row.n_prfaas and row.n_prefill]
+    threshold = next((each for each in thresholds if each is not None), None)
+    return full.model_copy(
+        update={
+            "name": rung.name,
+            "policy": rung.policy,
+            "threshold_tokens": None if rung.policy in UNTHRESHOLDED else threshold,
+            "parameters": parameters,
+            "queue": queue,
+            **_instances(rung, full, own),
         }
-    elif rung.policy == "naive":
-        update |= {"n_prefill": 0, "n_decode": n_local, "threshold_tokens": None}
-    elif rung.policy == "prfaas":
-        given = full.parameters if full.policy == "prfaas" else {}
-        parameters = dict(given) | {k: v for k, v in _OFF.items() if k not in rung.parts}
-    return full.model_copy(update=update | {"parameters": parameters})
+    )
+
+
+def _instances(
+    rung: Rung, full: ConfigurationSpec, own: ConfigurationSpec | None
+) -> dict[str, int]:
+    """What differs from the counts of `full`."""
+    if rung.policy not in ("homogeneous", "naive"):
+        return {}
+    if own is not None:
+        return {name: getattr(own, name) for name in ("n_prfaas", "n_prefill", "n_decode")}
+    n_local = full.n_prefill + full.n_decode
+    if rung.policy == "naive":
+        return {"n_prefill": 0, "n_decode": n_local}
+    # As many devices as the others have, at the ratio the paper found best (9 of 12 prefill).
+    n_all = full.n_prfaas + n_local
+    n_prefill = max(1, round(0.75 * n_all))
+    return {"n_prfaas": 0, "n_prefill": n_prefill, "n_decode": n_all - n_prefill}
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,10 @@ def check_control(experiment: Experiment) -> None:
     for each in experiment.configurations:
         make_policy(each.policy, 0.0, each.parameters)
         if each.policy in UNTHRESHOLDED and each.threshold_tokens is not None:
-            has = (
-                ", its parameter is uncached_tokens" if each.policy == "uncached-threshold" else ""
-            )
+            own = " (but uncached_tokens)" if each.policy == "uncached-threshold" else ""
             raise BadInput(
-                f"configurations.{each.name}.threshold_tokens: found {each.threshold_tokens:g}, but "
-                f"policy {each.policy} has none{has}; leave it out"
+                f"configurations.{each.name}.threshold_tokens: found {each.threshold_tokens:g}, "
+                f"but policy {each.policy} has none{own}; leave it out"
             )
         if each.policy in SCHEDULED and build(LongTermRules, each.parameters).foresight:
             _check_foresight(each, experiment.workload)

@@ -9,6 +9,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from harness.errors import BadInput
+
 _EXAMPLES = """\
 examples:
   prfaas ablate paper                          one hour a phase, in virtual time
@@ -52,6 +54,12 @@ def run(options: argparse.Namespace) -> int:
     from harness.experiment import load_experiment, parse_override
 
     overrides = dict(parse_override(text) for text in options.overrides)
+    for key in ("measure.load_fractions", "measure.unloaded", "measure.slo_search"):
+        if overrides.get(key):
+            raise BadInput(
+                f"--set {key}: the ladder has no such phases, only capacity and one common rate "
+                "(--rate); leave it out, or `prfaas run` the experiment"
+            )
     for key in ("mode", "seed"):
         if getattr(options, key) is not None:
             overrides[key] = getattr(options, key)

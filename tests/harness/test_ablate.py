@@ -9,6 +9,7 @@ import pytest
 
 from harness.ablation import LADDER, ladder_experiment
 from harness.cli.main import main
+from harness.control import check_control
 from harness.errors import BadInput
 from harness.experiment import load_experiment
 from harness.policies.catalog import make_policy
@@ -35,6 +36,40 @@ def test_each_rung_of_prfaas_turns_on_more() -> None:
     }  # fmt: skip
     assert rows["roles"].parameters == {}
     assert set(rows["queues"].parameters) == {"long_term"}
+
+
+def test_a_rung_has_what_the_experiment_gives_its_policy() -> None:
+    given = load_experiment(
+        "routing",
+        {
+            "configurations.prfaas.parameters.watch_interval_s": 2.0,
+            "configurations.priced.queue.discipline": "shortest-first",
+        },
+    )
+    rows = {row.name: row for row in ladder_experiment(given).configurations}
+    assert rows["threshold"].parameters["watch_interval_s"] == 2.0
+    assert rows["priced"].queue.discipline == "shortest-first"
+    assert rows["balanced"].threshold_tokens is None
+    given = load_experiment(
+        "paper",
+        {
+            "configurations.prfaas.threshold_tokens": 60_000,
+            "configurations.prfaas.queue.discipline": "shortest-first",
+            "configurations.naive.n_prfaas": 3,
+            "configurations.naive.n_decode": 9,
+        },
+    )
+    rows = {row.name: row for row in ladder_experiment(given).configurations}
+    assert rows["roles"].threshold_tokens == rows["priced"].threshold_tokens == 60_000
+    assert rows["roles"].queue.discipline == "shortest-first"
+    assert rows["balanced"].queue.discipline == "fifo"
+    assert (rows["naive"].n_prfaas, rows["naive"].n_decode) == (3, 9)
+    check_control(ladder_experiment(given))
+
+
+def test_what_the_ladder_does_not_measure_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ablate", "paper", "--set", "measure.unloaded=true"]) == 2
+    assert "--set measure.unloaded: the ladder has no such phases" in capsys.readouterr().err
 
 
 def test_bad_rungs_and_experiments_are_refused() -> None:
