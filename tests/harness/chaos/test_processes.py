@@ -25,11 +25,34 @@ def test_children_and_grandchildren_are_found_and_gone_when_they_end():
 
 
 def test_an_open_file_is_a_descriptor(tmp_path):
-    before = held_by(os.getpid())
-    with (tmp_path / "file").open("w"):
-        assert held_by(os.getpid()).descriptors == before.descriptors + 1
-    assert held_by(os.getpid()).descriptors == before.descriptors
-    assert before.rss_bytes > 1 << 20
+    # In a process that does nothing else: other tests' threads are in this one.
+    script = """
+import sys
+input()
+file = open(sys.argv[1], "w")
+print("open", flush=True)
+input()
+file.close()
+print("closed", flush=True)
+input()
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "file")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        found = []
+        for word in ("open\n", "closed\n"):
+            print(file=child.stdin, flush=True)
+            assert child.stdout.readline() == word
+            found.append(held_by(child.pid))
+        assert found[0].descriptors == found[1].descriptors + 1
+        assert found[0].rss_bytes > 1 << 20
+    finally:
+        child.communicate("\n")
 
 
 @pytest.mark.slow
