@@ -22,6 +22,7 @@ from harness.errors import ExitCode
 from harness.experiment import Experiment
 from harness.fleets.base import OpenFleet
 from harness.live import Say, Watch
+from harness.passed_over import passed_over
 from harness.prediction import Planned, plan_experiment
 from harness.scale import UNSCALED, Scale
 from harness.verdict import CUT_OFF, Fault, faults
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 #: Virtual time that was told to end has this much CPU time for it.
 ENDING_CPU_S = 2.0
+
+#: The link's backend where workers stand on hosts of their own.
+UNSHAPED = "direct"
 
 #: Open row groups are closed this often in real time, so that a crash loses at most so much.
 FLUSH_INTERVAL_S = 30.0
@@ -340,6 +344,9 @@ def _summary(
     backends = {
         str(each["link_backend"]) for each in comparison.facts.values() if each.get("link_backend")
     }
+    unknown = passed_over(experiment, experiment.mode)
+    if UNSHAPED in backends:
+        unknown += passed_over(experiment, "ray")
     return RunSummary(
         name=experiment.name,
         mode=experiment.mode,
@@ -361,7 +368,7 @@ def _summary(
         host=host.facts(),
         complete=complete,
         verdict=found[0].text if found else "ok",
-        warnings=(*(fault.text for fault in found[1:]), *notes(*traffic)),
+        warnings=(*(fault.text for fault in found[1:]), *notes(*traffic), *unknown),
         command=command,
         duration_s=duration_s,
         extra={"fleets": comparison.facts},

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from harness.errors import BadInput
 from harness.links.spec import LinkSpec
 from workloads.section import Section
-from workloads.spec import ArrivalSpec, WorkloadSpec
+from workloads.spec import ArrivalSpec, WorkloadSpec, check
 
 Mode = Literal["simulate", "emulate"]
 
@@ -175,6 +175,16 @@ class Experiment(Section):
         names = [configuration.name for configuration in self.configurations]
         if len(set(names)) != len(names):
             raise ValueError(f"configurations: names must be unique, found {names}")
+        return self
+
+    @model_validator(mode="after")
+    def _arrivals_have_a_rate(self) -> Experiment:
+        if self.arrivals.process == "trace":
+            raise ValueError(
+                "arrivals.process: 'trace' keeps the trace's own times, but a phase offers a rate; "
+                "use 'poisson', 'constant' or 'gamma' (rows keep their order), or `prfaas load`"
+            )
+        check(self.workload, self.arrivals, request_rate=1.0, duration_s=1.0)
         return self
 
     @model_validator(mode="after")

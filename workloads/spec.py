@@ -53,6 +53,7 @@ __all__ = [
     "TraceWorkload",
     "WorkloadSpec",
     "arrival_times",
+    "check",
     "generate",
     "length_distribution",
     "lengths_at",
@@ -147,7 +148,7 @@ def generate(
     rows' own and which takes none. A trace under another process keeps its rows in their order and
     arrives by that process. Raises InputError for arguments that do not go together.
     """
-    _check(workload, arrivals, request_rate, duration_s, count)
+    check(workload, arrivals, request_rate, duration_s, count)
     streams = Streams.of(seed)
     if arrivals.process == "trace":
         assert isinstance(workload, TraceWorkload)
@@ -174,13 +175,14 @@ def generate(
     return _finished(workload, requests, streams, duration_s, count)
 
 
-def _check(
+def check(
     workload: WorkloadSpec,
     arrivals: ArrivalSpec,
     request_rate: float | None,
     duration_s: float | None,
-    count: int | None,
+    count: int | None = None,
 ) -> None:
+    """Raises InputError for arguments of `generate` that do not go together."""
     if arrivals.process == "trace":
         if not isinstance(workload, TraceWorkload):
             raise InputError(

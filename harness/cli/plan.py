@@ -18,6 +18,7 @@ from harness.cli.numbers import finite
 from harness.control import check_control
 from harness.errors import BadInput, ExitCode
 from harness.experiment import MOST_INSTANCES, load_experiment, parse_override
+from harness.passed_over import passed_over
 from harness.planner.charts import check_chart, save_chart, text_chart
 from harness.planner.cost import Prices
 from harness.planner.experiment import arrival_cv, deployment_of
@@ -111,6 +112,8 @@ def run(options: argparse.Namespace) -> int:
             options.experiment, dict(parse_override(text) for text in options.set)
         )
         check_control(experiment)
+        for line in passed_over(experiment, "plan"):
+            print(f"prfaas plan: {line}", file=sys.stderr)
         title = experiment.name
         deployment = deployment_of(experiment)
         configurations = experiment.configurations

@@ -125,6 +125,8 @@ def run(options: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             return int(ExitCode.INTERRUPTED)
+    for line in outcome.notes:
+        print(f"prfaas sweep: {line}", file=sys.stderr)
     if options.json:
         _print_json(outcome.records)
         return int(ExitCode.OK)

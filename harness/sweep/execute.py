@@ -22,6 +22,7 @@ import tomli_w
 
 from harness.control import check_control
 from harness.errors import BadInput
+from harness.passed_over import passed_over
 from harness.planner.model import check_decodes
 from harness.processes import process_pool
 from harness.profiles import load_profile
@@ -51,6 +52,8 @@ class Outcome:
     records: list[dict[str, Any]]
     computed: int
     resumed: int
+    #: What points set that their mode does not know.
+    notes: tuple[str, ...]
 
 
 def execute(
@@ -68,6 +71,9 @@ def execute(
     KeyboardInterrupt, or Incomplete when a process died, leaves the finished points, which the next
     call takes up.
     """
+    for name in study.axis_names():
+        if name.startswith("emulate."):
+            raise BadInput(f"axis {name}: says nothing to a sweep, which never emulates")
     todo = points(study)
     axis_types = {
         name: _axis_type(name, [dict(point.settings)[name] for point in todo])
@@ -114,7 +120,10 @@ def execute(
     ]
     dataset = directory / DATASET
     write_whole(dataset, _parquet(axis_types, records))
-    return Outcome(dataset, records, len(missing), resumed)
+    notes = dict.fromkeys(
+        line for point in todo for line in passed_over(point.experiment, study.mode)
+    )
+    return Outcome(dataset, records, len(missing), resumed, tuple(notes))
 
 
 def _evaluated(missing: list[Point], best: bool, jobs: int) -> Iterator[tuple[Point, list[Row]]]:
