@@ -24,6 +24,9 @@ _LEAD_S = 0.1
 _GRACE_S = 60.0
 #: From the word to stop until the kill of clients that are overdue: they write what they have.
 _LAST_WORDS_S = 5.0
+#: So long may a client take to get ready for a phase (it opens and sorts a trace), and to write the
+#: ends of its files.
+_PREPARE_S = 600.0
 _READ_LIMIT = 16 << 20
 
 
@@ -107,7 +110,7 @@ class Clients:
                 "ready_timeout_s": ready_timeout_s,
             }
             self._tell(process, start=start)
-        answers = await asyncio.gather(*(self._hear(each, "ready") for each in self._processes))
+        answers = await self._hear_all("ready", ready_timeout_s + _PREPARE_S)
         return str(answers[0]["ready"])
 
     async def phase(
@@ -119,7 +122,7 @@ class Clients:
         """
         for process in self._processes:
             self._tell(process, phase=phase.model_dump(mode="json"))
-        await asyncio.gather(*(self._hear(each, "prepared") for each in self._processes))
+        await self._hear_all("prepared", _PREPARE_S)
         origin_s = time.monotonic() + _LEAD_S
         wall_anchor = time.time() + _LEAD_S
         for process in self._processes:
@@ -199,7 +202,7 @@ class Clients:
         """End all; their files are whole then. Raises ClientFailed."""
         for process in self._processes:
             self._tell(process, close=complete)
-        await asyncio.gather(*(self._hear(each, "closed") for each in self._processes))
+        await self._hear_all("closed", _PREPARE_S)
         await self.abandon()
 
     async def abandon(self) -> None:
@@ -221,6 +224,26 @@ class Clients:
         assert process.stdin is not None
         if not process.stdin.is_closing():
             process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    async def _hear_all(self, wanted: str, limit_s: float) -> list[dict[str, Any]]:
+        """The word `wanted` of each client. Raises ClientFailed, after `limit_s` too: those that
+        stand still are killed then, and the others with them.
+        """
+        hearing = [asyncio.ensure_future(self._hear(each, wanted)) for each in self._processes]
+        try:
+            async with asyncio.timeout(limit_s):
+                return await asyncio.gather(*hearing)
+        except TimeoutError:
+            silent = [
+                str(process.pid)
+                for process, heard in zip(self._processes, hearing, strict=True)
+                if heard.cancelled()
+            ]
+            self.kill(
+                f"process {', '.join(silent)} was not {wanted} within {limit_s:g} s; was it "
+                "stopped, or the machine out of memory?"
+            )
+            raise ClientFailed(self.killed, ExitCode.INCOMPLETE) from None
 
     async def _hear(self, process: asyncio.subprocess.Process, *wanted: str) -> dict[str, Any]:
         assert process.stdout is not None

@@ -109,6 +109,25 @@ async def test_a_client_that_does_not_end_is_killed(
     assert pq.read_metadata(tmp_path / "requests.parquet").num_rows >= 0
 
 
+async def test_a_client_that_never_gets_ready_for_a_phase_is_killed(
+    tmp_path: Path, stub_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = await started(tmp_path, stub_url())
+    (process,) = clients._processes
+    os.kill(process.pid, signal.SIGSTOP)
+    # It stands still whatever the bound is.
+    monkeypatch.setattr(module, "_PREPARE_S", 0.1)
+    try:
+        async with asyncio.timeout(60):
+            with pytest.raises(ClientFailed, match="was not prepared within 0.1 s") as raised:
+                await clients.phase(measured_phase(clients._spec, "load", 0))
+        assert raised.value.exit_code is ExitCode.INCOMPLETE
+        assert str(process.pid) in clients.killed
+        assert await process.wait() == -signal.SIGKILL
+    finally:
+        await clients.abandon()
+
+
 async def test_an_ended_phase_leaves_no_deadline(
     tmp_path: Path, stub_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
