@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,6 +24,7 @@ from harness.experiment import Experiment
 from harness.fleets.base import OpenFleet
 from harness.live import Say, Watch
 from harness.passed_over import passed_over
+from harness.planner import decode_batch
 from harness.prediction import Planned, plan_experiment
 from harness.scale import UNSCALED, Scale
 from harness.verdict import CUT_OFF, Fault, faults
@@ -103,7 +105,7 @@ def execute(
         command=command,
     )
     directory = rundir.create(root, identity, to_toml(experiment))
-    runner, open_fleet, scale = _backend(experiment, directory.path, fleets)
+    runner, open_fleet, scale = _backend(experiment, plan, directory.path, fleets)
     without = REAL if simulated else frozenset()
     if not experiment.measure.flow_rates:
         without |= ASKED
@@ -186,14 +188,15 @@ Fleets = Callable[[Experiment, Path], "WorkerFleets[Any]"]
 
 
 def _backend(
-    experiment: Experiment, directory: Path, fleets: Fleets | None
+    experiment: Experiment, plan: list[Planned], directory: Path, fleets: Fleets | None
 ) -> tuple[Runner, OpenFleet, Scale]:
     """What differs between the modes. Imports are local: simulate must not need the engine."""
     if experiment.mode == "simulate":
         from harness import clock
         from harness.fleets.modelled import open_modelled
 
-        return clock.run, open_modelled, UNSCALED
+        batch = decode_batch(plan[0].prediction.deployment)
+        return clock.run, partial(open_modelled, max_batch=batch), UNSCALED
     from harness import realtime
     from harness.fleets.local import LocalFleets
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -25,8 +26,9 @@ from harness.fleets.worker_copier import WorkerCopier
 from harness.fleets.worker_keeper import RECENT, WorkerKeeper
 from harness.fleets.worker_words import DTYPE, ORACLE
 from harness.instances.remote import DataAddress, RemoteInstance
+from harness.planner import decode_batch
 from harness.ports import Instance, InstanceSpec, Link
-from harness.prediction import peak_rate, plan_experiment
+from harness.prediction import Planned, peak_rate, plan_experiment
 from harness.prefixes import PrefixKeeper
 from harness.profiles import load_profile
 from harness.scale import Scale
@@ -42,13 +44,12 @@ HEARTBEAT_S = 0.5
 PAGES = 16_384
 
 
-def emulation_scale(experiment: Experiment, model: ModelConfig) -> Scale:
+def emulation_scale(experiment: Experiment, model: ModelConfig, planned: list[Planned]) -> Scale:
     """Bytes scale so that a request of mean length has the payload that the profile gives it; time
     runs no faster than that the control plane and workers of this host keep up with the requests.
     """
     emulate = experiment.emulate
     profile = load_profile(experiment.profiles.prfaas)
-    planned = plan_experiment(experiment)
     tokens = round(planned[0].prediction.deployment.lengths.mean())
     engine_tokens = TokenScale(emulate.token_scale).tokens(tokens)
     engine_bytes = model.request_bytes(engine_tokens, DTYPE)
@@ -67,10 +68,12 @@ class WorkerFleets(ABC, Generic[F]):
         self.experiment = experiment
         self.pages = pages
         self.model = shape(experiment.emulate.model)
-        self.scale = emulation_scale(experiment, self.model)
+        planned = plan_experiment(experiment)
+        self.scale = emulation_scale(experiment, self.model, planned)
+        batch = decode_batch(planned[0].prediction.deployment)
         self.profiles = {
             PRFAAS: load_profile(experiment.profiles.prfaas),
-            PD: load_profile(experiment.profiles.pd),
+            PD: replace(load_profile(experiment.profiles.pd), max_batch=batch),
         }
         self._logs = directory / "workers"
 
