@@ -84,6 +84,8 @@ def execute(
         check_decodes(load_profile(local))
     for point in todo:
         check_control(point.experiment)
+        if point.experiment.measure.flow_rates:
+            raise BadInput("measure.flow_rates: a sweep writes no table of flows; leave it out")
     parts = directory / "points"
     asked = tomli_w.dumps(study.model_dump(mode="json", exclude_none=True))
     try:

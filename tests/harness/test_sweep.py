@@ -108,6 +108,7 @@ def test_a_bad_axis_says_what_would_do(text):
             {"axis": [AxisSpec(key="configurations.balanced.threshold_tokens", values=(1, 2))]},
             "configurations.balanced.threshold_tokens: found 1, but policy balanced has none",
         ),
+        ({"set": {"measure.flow_rates": True}}, "a sweep writes no table of flows"),
         ({"axis": [AxisSpec(key="profiles.pd", values=("1t-h20", "1t-h200"))]}, "must decode"),
     ],
 )
