@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -34,6 +33,12 @@ exit codes: 0 ok, 2 bad input, 3 endpoint not ready, 4 incomplete, 5 the client 
 numbers are not the server's), 6 SLO missed, 130 interrupted (Ctrl-C drains and keeps what there is)
 """
 
+_RESULT = "result.json"
+#: Of a run directory, which a result must not replace.
+_OWN_FILES = frozenset(
+    ("summary.json", "run.json", "log.jsonl", "experiment.toml", "report.html", "complete")
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
@@ -47,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--save-detailed", action="store_true", help="with each request's lengths and times in it"
     )
-    output.add_argument("--result-filename", default="result.json", metavar="NAME")
+    output.add_argument("--result-filename", default=_RESULT, metavar="NAME")
     output.add_argument("--json", action="store_true", help="print summary.json, no report")
     output.add_argument("--explain", action="store_true", help="print what each figure means")
     output.add_argument("--quiet", action="store_true", help="no progress")
@@ -69,28 +74,30 @@ def run(options: argparse.Namespace) -> int:
     from harness.load.execute import dry_run, execute
 
     if options.dry_run:
-        from harness.load.preview import preview
+        from harness.load.preview import check_target, preview
 
+        check_target(spec)
         sys.stdout.write(dry_run(spec))
         print("\n".join(f"# {line}" for line in preview(spec)))
         return 0
-    from harness.load.live import LiveView, interface_bytes
+    from harness.load.live import LiveView
     from harness.load.report import definitions, lines
+    from harness.load.vllm_result import save_results
     from harness.screen import Screen
     from harness.targets.secrets import clean_command
     from results import summary
 
-    if options.link_interface:
-        try:
-            interface_bytes(options.link_interface)
-        except OSError as error:
-            raise BadInput(f"--link-interface {options.link_interface}: {error}") from None
     command = shlex.join(["prfaas", *clean_command(sys.argv[1:])])
     with Screen() as screen:
-        view = LiveView(screen, interface=options.link_interface)
 
         def one(spec: LoadSpec) -> LoadDone:
-            return execute(
+            # Rates are of the progress since the last update, so a run has a view of its own.
+            view = LiveView(
+                screen,
+                interface=options.link_interface,
+                name=spec.name if options.compare else "",
+            )
+            done = execute(
                 spec,
                 options.out,
                 command,
@@ -99,16 +106,13 @@ def run(options: argparse.Namespace) -> int:
                 min_goodput=options.min_goodput,
                 on_progress=(lambda phase, progress: None) if options.quiet else view.update,
             )
+            if options.save_result or options.save_detailed:
+                save_results(done, options.result_filename, detailed=options.save_detailed)
+            return done
 
         if options.compare:
             return _compared(options, *compare(spec, one))
         done = one(spec)
-    if options.save_result or options.save_detailed:
-        from harness.load.vllm_result import vllm_result
-
-        result = vllm_result(done, detailed=options.save_detailed)
-        text = json.dumps(result, indent=2, allow_nan=False) + "\n"
-        (done.directory / Path(options.result_filename).name).write_text(text)
     if options.json:
         sys.stdout.write(summary.to_json(done.summary))
         return done.exit_code
@@ -125,12 +129,28 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     """What a run would find out at its end. Raises BadInput."""
     name = options.result_filename
-    if Path(name).name in ("", ".."):
+    if Path(name).name in ("", "..") or Path(name).name != name:
         raise BadInput(f"--result-filename {name!r}: needs the name of a file in the run directory")
+    if name in _OWN_FILES or name.endswith(".parquet"):
+        raise BadInput(f"--result-filename {name!r}: a file of every run; give another name")
+    if name != _RESULT and not (options.save_result or options.save_detailed):
+        raise BadInput("--result-filename: has no effect without --save-result")
+    if options.link_interface and options.quiet:
+        raise BadInput("--link-interface: has no effect with --quiet, which shows no progress")
+    if options.link_interface:
+        from harness.load.live import interface_bytes
+
+        try:
+            interface_bytes(options.link_interface)
+        except OSError as error:
+            raise BadInput(f"--link-interface {options.link_interface}: {error}") from None
+    if options.json and options.explain:
+        raise BadInput("--explain: has no effect with --json; `prfaas results describe` explains")
 
 
 def _compared(options: argparse.Namespace, runs: list[LoadDone], summary: RunSummary) -> int:
     """Print the comparison. The exit code is the first of the runs that is not 0."""
+    from harness.load.report import definitions
     from results import table
     from results.summary import to_json
 
@@ -138,6 +158,8 @@ def _compared(options: argparse.Namespace, runs: list[LoadDone], summary: RunSum
         sys.stdout.write(to_json(summary))
     else:
         table.show(summary)
+        if options.explain:
+            print("\n".join(["", *definitions()]))
         for run in runs:
             print(f"wrote     {run.directory}")
     return next((int(run.exit_code) for run in runs if run.exit_code), 0)

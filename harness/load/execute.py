@@ -38,7 +38,7 @@ OnProgress = Callable[[str, Progress], None]
 
 @dataclass(slots=True)
 class LoadDone:
-    """A finished run. `gaps` are the merged histograms of the measured phases."""
+    """A finished run. `tally` is of all measured phases, `tallies` of each by its name."""
 
     directory: Path
     spec: LoadSpec
@@ -48,6 +48,17 @@ class LoadDone:
     failures: dict[str, int]
     exit_code: ExitCode
     search: Search | None = None
+    tallies: dict[str, Tally] = field(default_factory=dict)
+
+    @property
+    def best(self) -> PhaseFigures:
+        """Of a search the last trial at the highest rate that met the SLO, else the last phase."""
+        if self.search is not None:
+            rate = self.search.highest_met
+            for trial in reversed(self.search.trials):
+                if trial.rate == rate:
+                    return next(each for each in self.phases if each.whole.name == trial.phase)
+        return self.phases[-1]
 
 
 @dataclass(slots=True)
@@ -309,7 +320,8 @@ def _summarised(
             "search": search.as_dict() if search is not None else None,
         },
     )
-    return LoadDone(path, spec, made, phases, tally, failures, exit_code, search)
+    tallies = {name: each.tally for name, each in run.done.items()}
+    return LoadDone(path, spec, made, phases, tally, failures, exit_code, search, tallies)
 
 
 def dry_run(spec: LoadSpec) -> str:

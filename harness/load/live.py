@@ -33,8 +33,8 @@ def interface_bytes(name: str) -> tuple[int, int]:
 class LiveView:
     """Shows progress on `screen`.
 
-    `interface` names the network interface whose use is shown; without one it is what the client
-    itself received.
+    `name` stands before each phase's, where several runs are one command. `interface` names the
+    network interface whose use is shown; without one it is what the client itself received.
     """
 
     def __init__(
@@ -42,10 +42,12 @@ class LiveView:
         screen: Screen,
         *,
         interface: str = "",
+        name: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._screen = screen
         self._interface = interface
+        self._name = name
         self._clock = clock
         self._printed_s = float("-inf")
         self._phase = ""
@@ -53,6 +55,7 @@ class LiveView:
         self._link_before: tuple[float, int, int] | None = None
 
     def update(self, phase: str, progress: Progress) -> None:
+        phase = f"{self._name} {phase}".lstrip()
         if phase != self._phase:
             self._phase, self._before = phase, None
         rates = self._rates(progress)

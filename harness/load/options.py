@@ -14,8 +14,9 @@ from harness.errors import BadInput
 from harness.load.flags import APIS
 from harness.load.search import Search
 from harness.load.spec import LoadSpec
+from harness.load.together import check_body, check_together
 from harness.targets.base import Api, Kind, TargetSpec
-from workloads.spec import parse_arrivals, parse_workload
+from workloads.spec import ArrivalSpec, parse_arrivals, parse_workload
 from workloads.traces.rows import MOST_TOKENS
 
 _SLO_NAMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "e2el": "e2e_s"}
@@ -26,6 +27,7 @@ _LEAST_VOCAB = 2
 
 def load_spec(options: argparse.Namespace) -> LoadSpec:
     """The run that the flags mean. Raises BadInput, InputError."""
+    check_together(options)
     trace = options.trace is not None
     rate = options.request_rate
     if rate is not None and math.isinf(rate):
@@ -33,7 +35,7 @@ def load_spec(options: argparse.Namespace) -> LoadSpec:
     arrivals = _arrivals(options, trace)
     if options.ramp_up_strategy and rate is None:
         rate = options.ramp_up_end_rps
-    if arrivals["process"] == "trace" and options.request_rate is not None:
+    if arrivals["process"] == "trace" and (options.request_rate is not None or rate is not None):
         arrivals["process"] = "poisson"
     unbounded = not trace and options.duration is None
     count = _at_least("--num-prompts", options.num_prompts, 1)
@@ -82,6 +84,9 @@ def search_of(options: argparse.Namespace, spec: LoadSpec) -> Search | None:
         raise BadInput("--search: needs --goodput, for example --goodput ttft:2000 tpot:50")
     if not 0 < options.search_share < 1:
         raise BadInput(f"--search-share {options.search_share:g}: needs a share between 0 and 1")
+    if not options.search_precision > 0:
+        raise BadInput(f"--search-precision {options.search_precision:g}: needs more than 0")
+    _at_least("--search-max-trials", options.search_max_trials, 1)
     return Search(
         spec.request_rate,
         share=options.search_share,
@@ -98,12 +103,19 @@ def _check(options: argparse.Namespace, spec: LoadSpec) -> None:
         )
     if not spec.timed and not spec.closed and spec.num_requests is None:
         raise BadInput("--request-rate: without one, needs --num-prompts or --max-concurrency")
+    if not spec.timed and spec.arrivals != ArrivalSpec():
+        raise BadInput(
+            "--burstiness, --arrival: have no effect on requests without times; need "
+            "--request-rate, or a trace's own times (--arrival process=trace)"
+        )
     if not spec.timed and spec.sessions == "closed":
         raise BadInput("--sessions closed: needs --request-rate, or a trace's own times")
     paired = spec.target.kind in (Kind.VLLM_PAIR, Kind.SGLANG_PAIR)
     prefill = spec.target.prefill_urls + spec.target.remote_prefill_urls
-    if (options.policy or options.compare) and not paired:
-        raise BadInput("--policy, --compare: need --target vllm-pair or sglang-pair")
+    if options.policy == "homogeneous" and not spec.target.prefill_urls:
+        raise BadInput("--policy homogeneous: needs --prefill-url (local)")
+    if options.policy == "naive" and not spec.target.remote_prefill_urls:
+        raise BadInput("--policy naive: needs --remote-prefill-url")
     if options.compare and not (spec.target.prefill_urls and spec.target.remote_prefill_urls):
         raise BadInput("--compare: needs --prefill-url (local) and --remote-prefill-url")
     if paired and not (prefill and spec.target.decode_urls):
@@ -127,6 +139,7 @@ def _target_spec(options: argparse.Namespace) -> TargetSpec:
             raise BadInput(f"--extra-body: not JSON: {error}") from None
         if not isinstance(body, dict):
             raise BadInput("--extra-body: needs a JSON object")
+        check_body(options, body)
     headers = {}
     for line in options.header:
         name, mark, value = line.partition(":")

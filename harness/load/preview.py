@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from itertools import islice
 
 from harness.load.flight import Flight
 from harness.load.spec import LoadSpec, measured_phase, phase_requests
+from harness.targets.base import Kind
 from harness.targets.body import PATHS, BodyBuilder
+from harness.targets.factory import make_target
 from harness.targets.secrets import clean_text
 from workloads.spec import notes
 
 #: Requests that are generated for the preview.
 _LOOKED_AT = 10_000
 _SHOWN_BYTES = 120
+
+
+def check_target(spec: LoadSpec) -> None:
+    """Build the target as a client does, without a connection. Raises BadInput."""
+
+    async def build() -> None:
+        await make_target(spec.target).close()
+
+    asyncio.run(build())
 
 
 def preview(spec: LoadSpec) -> Iterator[str]:
@@ -33,7 +45,13 @@ def preview(spec: LoadSpec) -> Iterator[str]:
     yield f"would send{more} {len(requests):,} requests, {when}"
     yield f"tokens a request: {inputs:,.1f} in, {outputs:,.1f} out on average"
     target = spec.target
-    urls = target.base_urls or target.prefill_urls + target.decode_urls
+    if target.kind is Kind.IN_PROCESS:
+        yield f"to a worker in this process, of model {target.worker_model}"
+        yield from notes(spec.workload, spec.arrivals)
+        return
+    urls = target.base_urls
+    if target.kind in (Kind.VLLM_PAIR, Kind.SGLANG_PAIR):
+        urls = target.prefill_urls + target.remote_prefill_urls + target.decode_urls
     path = target.endpoint or PATHS[target.api]
     yield f"to {', '.join(map(clean_text, urls))} {path}"
     body = BodyBuilder(target, target.model).build(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.load.execute import LoadDone
-from harness.load.figures import PhaseFigures
 from results.metrics import DEFINITIONS, sample_floor
 from results.summary import Latency, Measured, PhaseSummary
 from results.table import number
@@ -23,7 +22,7 @@ def lines(done: LoadDone) -> Iterator[str]:
     shown = configuration.phases[0] if configuration.phases else PhaseSummary("load")
     repeated = done.spec.repeats > 1 and done.search is None
     if done.search is not None and done.phases:
-        shown = _best(done).whole
+        shown = done.best.whole
         yield f"figures of the trial at {number(shown.offered_rate.raw)} req/s:"
     steady = None if repeated else _steady(done, shown.name)
     counts = shown.counts
@@ -117,8 +116,13 @@ def _latency(
 
 def _gaps(done: LoadDone) -> Iterator[str]:
     """ITL only where every chunk was one token."""
-    gaps = done.tally.histograms["gap"]
-    several = sum(each.client.several_a_chunk for each in done.phases)
+    phases, tally = done.phases, done.tally
+    if done.search is not None and phases:
+        # As the figures above: of one trial.
+        phases = [done.best]
+        tally = done.tallies[done.best.whole.name]
+    gaps = tally.histograms["gap"]
+    several = sum(each.client.several_a_chunk for each in phases)
     label = "chunk gap" if several else "ITL"
     for shown, value in (
         ("mean", gaps.mean()),
@@ -131,16 +135,6 @@ def _gaps(done: LoadDone) -> Iterator[str]:
 
 def _steady(done: LoadDone, phase: str) -> PhaseSummary | None:
     return next((each.steady for each in done.phases if each.whole.name == phase), None)
-
-
-def _best(done: LoadDone) -> PhaseFigures:
-    """The last trial at the highest rate that met the SLO, else the last of all."""
-    assert done.search is not None
-    best = done.search.highest_met
-    for trial in reversed(done.search.trials):
-        if trial.rate == best:
-            return next(each for each in done.phases if each.whole.name == trial.phase)
-    return done.phases[-1]
 
 
 def _search(done: LoadDone) -> Iterator[str]:

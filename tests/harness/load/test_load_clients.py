@@ -119,7 +119,7 @@ async def test_a_client_that_never_gets_ready_for_a_phase_is_killed(
     monkeypatch.setattr(module, "_PREPARE_S", 0.1)
     try:
         async with asyncio.timeout(60):
-            with pytest.raises(ClientFailed, match="was not prepared within 0.1 s") as raised:
+            with pytest.raises(ClientFailed, match="was not prepared within") as raised:
                 await clients.phase(measured_phase(clients._spec, "load", 0))
         assert raised.value.exit_code is ExitCode.INCOMPLETE
         assert str(process.pid) in clients.killed

@@ -80,7 +80,7 @@ def test_a_closed_loop_with_repeats_and_refusals(
     url = stub_url("--refuse-share", "0.25", "--tokens-per-chunk", "2")
     code = load(
         tmp_path, "--url", url, "--concurrency", "4", "--request-count", "40", "--repeats", "2",
-        "--endpoint-type", "chat", "--ignore-eos", *FAST,
+        "--endpoint-type", "chat", "--ignore-eos", *FAST, "--save-result",
     )  # fmt: skip
     assert code in UNJUDGED
     run = only_run(tmp_path)
@@ -92,6 +92,9 @@ def test_a_closed_loop_with_repeats_and_refusals(
     assert mean["raw"] == pytest.approx(
         (first["achieved_rate"]["raw"] + second["achieved_rate"]["raw"]) / 2
     )
+    for name in ("load-1", "load-2"):
+        result = json.loads((run / f"result-{name}.json").read_text())
+        assert (result["num_prompts"], result["completed"]) == (40, 30)
     notes = " ".join(summary(run)["warnings"])
     assert "several tokens a chunk" in notes
     assert summary(run)["extra"]["failures"] == {"HTTP 503: overloaded": 20}
@@ -109,6 +112,7 @@ def test_a_search_tries_rates_and_reports_them(
     code = load(
         tmp_path, "--base-url", stub_url(), "--request-rate", "40", "--num-prompts", "30", *FAST,
         "--goodput", "ttft:600000", "--search", "--search-share", "0.7", "--search-max-trials", "3",
+        "--save-result",
     )  # fmt: skip
     assert code == 0
     found = summary(only_run(tmp_path))
@@ -117,6 +121,8 @@ def test_a_search_tries_rates_and_reports_them(
     assert [each["rate"] for each in trials] == [40, 80, 160]
     assert [(each["met"], each["offered"]) for each in trials] == [(30, 30)] * 3
     assert found["configurations"][0]["slo_rate"]["raw"] == 160
+    result = json.loads((only_run(tmp_path) / "result.json").read_text())
+    assert (result["request_rate"], result["num_prompts"]) == (160, 30)
     assert "160 req/s met it for 70% of the requests, - did not" in capsys.readouterr().out
 
 
@@ -353,7 +359,7 @@ def test_dry_run_resolves_and_sends_nothing(
         (("--processes", "4", "--max-concurrency", "2"), "at least one"),
         (("--ramp-up-strategy", "linear"), "--ramp-up-start-rps"),
         (("--trace", "t.jsonl", "--input-len", "5"), "lengths of its own"),
-        (("--sessions", "closed"), "--request-rate"),
+        (("--workload", "sessions", "--sessions", "closed"), "--request-rate"),
         (("--backend", "chat", "--prompt-vocab", "10"), "completions"),
         (("--set", "nothing"), "KEY=VALUE"),
         (("--workload", "lognormal", "--input-len", "5"), "--set"),
@@ -382,14 +388,126 @@ def test_dry_run_resolves_and_sends_nothing(
 def test_bad_input_is_one_line(
     options: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = (
-        [*options] if "--trace" in options else ["--base-url", "http://127.0.0.1:9", *options]
-    )
+    arguments = list(options)
+    if not {"--trace", "--target"} & set(options):
+        arguments = ["--base-url", "http://127.0.0.1:9", *options]
     extra = () if "--link-interface" in options else ("--dry-run",)
     assert load(tmp_path, *arguments, *extra) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+PAIR = (
+    *("--target", "vllm-pair", "--prefill-url", "http://p", "--remote-prefill-url", "http://r"),
+    *("--decode-url", "http://d"),
+)
+RATE = ("--request-rate", "5")
+SEARCH = ("--search", *RATE, "--goodput", "ttft:9")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--prefill-url", "http://p"), "--prefill-url: not of --target openai"),
+        (("--decode-url", "http://d"), "--decode-url: not of --target openai"),
+        (("--remote-prefill-url", "http://p"), "--remote-prefill-url: not of --target openai"),
+        (("--target", "llm-d", "--decode-url", "http://d"), "not of --target llm-d"),
+        (("--threshold-tokens", "9"), "--threshold-tokens: not of --target openai"),
+        ((*PAIR, "--base-url", "http://b"), "--base-url: not of --target vllm-pair"),
+        ((*PAIR, "--bootstrap-port", "9"), "--bootstrap-port: not of --target vllm-pair"),
+        ((*PAIR, "--policy", "naive", "--threshold-tokens", "9"), "naive has no threshold"),
+        ((*PAIR, "--policy", "naive", "--compare"), "a comparison runs all policies"),
+        ((*PAIR, "--compare", *SEARCH), "--compare, --search"),
+        ((*PAIR[:4], *PAIR[6:], "--policy", "naive"), "needs --remote-prefill-url"),
+        ((*PAIR[:2], *PAIR[4:], "--policy", "homogeneous"), "needs --prefill-url"),
+        (("--worker-model", "small"), "--worker-model: not of --target openai"),
+        (("--target", "in-process", "--no-stream"), "--no-stream: not of --target in-process"),
+        (("--target", "in-process", "--max-connections", "2"), "--max-connections: not of"),
+        ((*SEARCH, "--repeats", "2"), "--search, --repeats"),
+        ((*SEARCH, "--min-goodput", "0.5"), "--search, --min-goodput"),
+        ((*SEARCH, "--search-max-trials", "0"), "--search-max-trials 0: needs at least 1"),
+        ((*SEARCH, "--search-precision", "0"), "--search-precision 0: needs more than 0"),
+        (("--search-share", "0.5"), "--search-share: has no effect without --search"),
+        (("--ramp-up-end-rps", "5"), "has no effect without --ramp-up-strategy"),
+        (("--think-time", "5"), "has no effect without --sessions closed"),
+        ((*RATE, "--sessions", "closed"), "--workload sessions"),
+        (("--trace-format", "burstgpt"), "has no effect without --trace"),
+        (("--trace", "t.jsonl", "--workload", "drift"), "the requests are the trace's"),
+        (("--burstiness", "0.5"), "--request-rate"),
+        (("--request-rate", "inf", "--burstiness", "inf"), "--request-rate"),
+        (("--trace", "t.jsonl", "--burstiness", "0.5"), "--request-rate"),
+        (("--arrival", "exact_rate=true"), "--request-rate"),
+        ((*RATE, "--burstiness", "2", "--arrival", "process=constant"), "give one of them"),
+        (("--trace", "t.jsonl", *RATE, "--arrival", "process=trace"), "leave --request-rate out"),
+        (("--no-stream", "--goodput", "tpot:9"), "has no TPOT"),
+        (("--goodput", "ttft:9", "ttft:8"), "'ttft' is there twice"),
+        (("--header", "A: 1", "--header", "a=2"), "'a' is there twice"),
+        (("--extra-body", '{"max_tokens": 5}'), "'max_tokens' comes from --output-len"),
+        (("--extra-body", '{"stream": false}'), "'stream' comes from --stream"),
+        (("--insecure", "--ca-file", "x.pem"), "no certificate would be verified"),
+        (("--result-filename", "x.json"), "without --save-result"),
+        (("--save-result", "--result-filename", "a/x.json"), "needs the name of a file"),
+        (("--save-result", "--result-filename", "summary.json"), "a file of every run"),
+        (("--quiet", "--link-interface", "lo"), "--quiet"),
+        (("--json", "--explain"), "--json"),
+    ],
+)
+def test_a_flag_that_would_have_no_effect_is_refused(
+    options: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load(tmp_path, *options, "--dry-run") == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_ramp_over_a_trace_has_the_ramps_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "t.jsonl"
+    row = {"timestamp": 0, "input_length": 20, "output_length": 2, "hash_ids": [1]}
+    trace.write_text("".join(json.dumps(row | {"timestamp": k}) + "\n" for k in range(100)))
+    ramp = (
+        *("--ramp-up-strategy", "linear", "--ramp-up-start-rps", "1", "--ramp-up-end-rps", "9"),
+        *("--ramp-up-duration", "20", "--trace", str(trace), "--dry-run"),
+    )
+    spans = []
+    for more in ((), ("--request-rate", "9")):
+        assert load(tmp_path / "out", *ramp, *more) == 0
+        spans.append(capsys.readouterr().out.partition("requests, over ")[2].split()[0])
+    assert spans[0] == spans[1]
+    assert float(spans[0]) > 15
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (PAIR, "to http://p, http://r, http://d /v1/completions"),
+        (("--target", "in-process"), "to a worker in this process, of model tiny"),
+    ],
+)
+def test_a_dry_run_says_where_requests_would_go(
+    target: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load(tmp_path, *target, "--dry-run") == 0
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--base-url", "nowhere"), "URL 'nowhere'"),
+        (("--base-url", "https://h", "--ca-file", "/no/such.pem"), "--ca-file /no/such.pem"),
+        (("--proxy", "h:1"), "--proxy 'h:1'"),
+    ],
+)
+def test_a_dry_run_finds_what_a_client_would_refuse(
+    options: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load(tmp_path, *options, "--dry-run") == 2
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.out == ""
 
 
 def test_compare_runs_the_four_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -414,14 +532,16 @@ def test_compare_runs_the_four_policies(tmp_path: Path, capsys: pytest.CaptureFi
         code = load(
             tmp_path, "--target", "vllm-pair", "--remote-prefill-url", far, "--prefill-url", near,
             "--decode-url", decode, "--threshold-tokens", "100", "--compare", *FAST,
-            "--num-prompts", "6", "--max-concurrency", "2",
+            "--num-prompts", "6", "--max-concurrency", "2", "--save-result", "--explain",
         )  # fmt: skip
         servers.stdin.close()
     assert code in UNJUDGED
     printed = capsys.readouterr().out
+    assert "sample floors" in printed
     for name in ("homogeneous", "naive", "balanced", "prfaas"):
         assert name in printed
         (run,) = tmp_path.glob(f"load-{name}-*")
+        assert json.loads((run / "result.json").read_text())["completed"] == 6
         assert phase(run)["counts"]["succeeded"] == 6
         sides = set(pq.read_table(run / "requests.parquet")["prefill_cluster"].to_pylist())
         wanted = {"homogeneous": {"pd"}, "naive": {"prfaas"}, "prfaas": {"pd"}}

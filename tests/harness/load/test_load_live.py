@@ -45,6 +45,12 @@ def test_what_an_interrupt_left_unsent_was_not_sent() -> None:
     assert out.getvalue().startswith("load 1 s: 100 sent (100/s)")
 
 
+def test_a_run_among_several_is_named() -> None:
+    out = io.StringIO()
+    LiveView(Screen(out), name="load-naive").update("load", progress(1.0, 100))
+    assert out.getvalue().startswith("load-naive load 1 s: 100 sent (100/s)")
+
+
 def test_on_a_terminal_there_is_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
