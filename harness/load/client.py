@@ -61,7 +61,7 @@ class Client:
         self.spec = LoadSpec.model_validate(start["spec"])
         self.index: int = start["index"]
         self.due = Due()
-        self.target: Target = make_target(self.spec.target, self.due)
+        self.target: Target = make_target(self.spec.target_of(self.index), self.due)
         self.recorder = ClientRecorder(
             Path(start["directory"]),
             self.spec.name,
@@ -128,6 +128,8 @@ class Client:
             done={
                 "counts": asdict(driver.counts),
                 "health": asdict(health),
+                "in_flight": 0,
+                "received_bytes": self._received,
                 "tally": tally,
                 "failures": self._failures,
                 "max_rss_bytes": usage.ru_maxrss * 1024,

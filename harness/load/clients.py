@@ -135,6 +135,7 @@ class Clients:
                 f"a phase of {phase.duration_s:g} s had not ended after {limit_s:g} s",
             )
         latest: dict[int, dict[str, Any]] = {}
+        running = set(range(len(self._processes)))
 
         async def follow(index: int) -> dict[str, Any]:
             while True:
@@ -146,9 +147,12 @@ class Clients:
                     return latest.get(index) or _NOTHING
                 if "done" in message:
                     done: dict[str, Any] = message["done"]
+                    latest[index] = done
+                    running.discard(index)
                     return done
                 latest[index] = message["progress"]
-                if len(latest) == len(self._processes) and index == 0:
+                # Once a round, and on when some have nothing more to send.
+                if len(latest) == len(self._processes) and index == min(running):
                     on_progress(_joined(time.monotonic() - origin_s, list(latest.values())))
                     # Histograms are cycles of a few hundred KiB, and too few for the collector's
                     # own count to notice.

@@ -53,12 +53,15 @@ class LoadDone:
     @property
     def best(self) -> PhaseFigures:
         """Of a search the last trial at the highest rate that met the SLO, else the last phase."""
-        if self.search is not None:
-            rate = self.search.highest_met
-            for trial in reversed(self.search.trials):
-                if trial.rate == rate:
-                    return next(each for each in self.phases if each.whole.name == trial.phase)
-        return self.phases[-1]
+        return _best(self.search, self.phases)
+
+
+def _best(search: Search | None, phases: list[PhaseFigures]) -> PhaseFigures:
+    if search is not None:
+        for trial in reversed(search.trials):
+            if trial.rate == search.highest_met:
+                return next(each for each in phases if each.whole.name == trial.phase)
+    return phases[-1]
 
 
 @dataclass(slots=True)
@@ -284,6 +287,9 @@ def _summarised(
     kept = [each.whole for each in phases]
     if spec.repeats > 1 and len(phases) > 1 and search is None:
         kept = [whole, *kept]
+    shown = kept[0].name if kept else "load"
+    if search is not None and phases:
+        shown = _best(search, phases).whole.name
     configuration = ConfigurationSummary(
         spec.name,
         slo_rate=slo_rate,
@@ -299,7 +305,7 @@ def _summarised(
         slo=model.SloSummary(
             spec.slo.ttft_s, 1 / spec.slo.tpot_s if spec.slo.tpot_s else None, spec.slo.e2e_s
         ),
-        latency_phase=kept[0].name if kept else "load",
+        latency_phase=shown,
         load_rate=spec.request_rate,
         seed=spec.seed,
         commit=commit(),

@@ -81,7 +81,11 @@ def _target(group: Any) -> None:
         help="prompts as token ids below N instead of words (completions only)",
     )  # fmt: skip
     group.add_argument(
-        "--max-connections", type=int, default=None, metavar="N", help="default: no limit"
+        "--max-connections",
+        type=int,
+        default=None,
+        metavar="N",
+        help="to each server, over all client processes (default: no limit)",
     )
     group.add_argument("--proxy", default="", metavar="URL", help="default: none, whatever is set")
     group.add_argument("--ca-file", default="", metavar="FILE", help="trust this authority")

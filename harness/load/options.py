@@ -101,6 +101,12 @@ def _check(options: argparse.Namespace, spec: LoadSpec) -> None:
             f"--max-concurrency {spec.max_concurrency}: needs at least one for each of the "
             f"{spec.processes} --processes"
         )
+    connections = spec.target.max_connections
+    if connections is not None and connections < spec.processes:
+        raise BadInput(
+            f"--max-connections {connections}: needs at least one for each of the "
+            f"{spec.processes} --processes"
+        )
     if not spec.timed and not spec.closed and spec.num_requests is None:
         raise BadInput("--request-rate: without one, needs --num-prompts or --max-concurrency")
     if not spec.timed and spec.arrivals != ArrivalSpec():

@@ -80,9 +80,17 @@ class LoadSpec(BaseModel):
 
     def cap(self, index: int) -> int | None:
         """The share of client process `index` in the concurrency cap."""
-        if self.max_concurrency is None:
+        return self._share(self.max_concurrency, index)
+
+    def target_of(self, index: int) -> TargetSpec:
+        """The target as client process `index` has it: with its share of the connections."""
+        share = self._share(self.target.max_connections, index)
+        return self.target.model_copy(update={"max_connections": share})
+
+    def _share(self, whole: int | None, index: int) -> int | None:
+        if whole is None:
             return None
-        base, extra = divmod(self.max_concurrency, self.processes)
+        base, extra = divmod(whole, self.processes)
         return base + (index < extra)
 
 
@@ -105,7 +113,7 @@ class PhaseSpec(BaseModel):
 IDS_A_PHASE = 100_000_000
 #: Warm-up is numbered, and draws, as the phase of this index.
 _WARMUP_SEED = 10_000
-#: Warm-up requests in flight where the run itself has no cap.
+#: Warm-up requests in flight where the run itself has no cap, and not more client processes.
 WARMUP_CONCURRENCY = 32
 
 
@@ -137,7 +145,8 @@ def warmup_phase(spec: LoadSpec) -> PhaseSpec:
         closed=True,
         seed=spec.seed + _WARMUP_SEED,
         first_id=_WARMUP_SEED * IDS_A_PHASE,
-        max_concurrency=spec.max_concurrency or WARMUP_CONCURRENCY,
+        # A client without a place under the cap would never send its share.
+        max_concurrency=spec.max_concurrency or max(WARMUP_CONCURRENCY, spec.processes),
     )
 
 

@@ -15,10 +15,12 @@ _MAX_WHOLE_BYTES = 256 << 20
 class Completion:
     """The exchange of a flight's answer, streamed or whole (the server's Content-Type says)."""
 
-    __slots__ = ("_body", "_done", "_flight", "_sse", "observe")
+    __slots__ = ("_asked_s", "_body", "_done", "_flight", "_sse", "observe")
 
-    def __init__(self, flight: Flight, done: Done) -> None:
+    def __init__(self, flight: Flight, done: Done, asked_s: float | None = None) -> None:
+        """`asked_s`: when a connection was asked for, where not as the flight was sent."""
         self._flight = flight
+        self._asked_s = flight.sent_s if asked_s is None else asked_s
         self._done = done
         self._sse: SseParser | None = None
         self._body: list[bytes] | None = None
@@ -32,8 +34,8 @@ class Completion:
             abort("not wanted any more")
             return
         flight.attempts += 1
-        if flight.pool_wait_s is None and flight.sent_s is not None:
-            flight.pool_wait_s = now - flight.sent_s
+        if flight.pool_wait_s is None and self._asked_s is not None:
+            flight.pool_wait_s = now - self._asked_s
             flight.new_connection = fresh
         flight.cancel = abort
 

@@ -40,8 +40,13 @@ VLLM_PREFILL: dict[str, Any] = {
     "remote_host": None,
     "remote_port": None,
 }
-#: What contradicts an answer of one token, and so must not reach a prefill server.
-_NOT_FOR_PREFILL = frozenset(("min_tokens", "min_completion_tokens"))
+#: What contradicts an answer of one token in one piece, and so must not reach a prefill server.
+_NOT_FOR_PREFILL = frozenset(
+    (
+        *("min_tokens", "min_completion_tokens", "max_tokens", "max_completion_tokens"),
+        "stream_options",
+    )
+)
 
 
 class _Pair:
@@ -223,7 +228,8 @@ class VllmPair(_Pair):
             return
         extra = {"kv_transfer_params": parameters} if parameters else None
         body = self._bodies.build(flight, stream=self._spec.stream, extra=extra)
-        decoder.pool.submit(message(body, self._lines(flight)), Completion(flight, done))
+        exchange = Completion(flight, done, self._loop.time())
+        decoder.pool.submit(message(body, self._lines(flight)), exchange)
 
 
 class SglangPair(_Pair):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -22,7 +23,9 @@ from harness.load.driver import Driver
 from harness.load.merge import merge
 from harness.load.recording import ClientRecorder
 from harness.load.schedule import OpenSchedule
-from harness.load.spec import LoadSpec, PhaseSpec, measured_phase
+from harness.load.selfcheck import ClientHealth
+from harness.load.spec import LoadSpec, PhaseSpec, measured_phase, warmup_phase
+from harness.replay import ReplayCounts
 from harness.targets.base import TargetSpec
 from workloads.spec import FixedWorkload
 
@@ -70,6 +73,19 @@ async def test_a_stopped_loop_of_so_many_requests_counts_the_rest() -> None:
 )
 def test_how_long_a_phase_can_take(spec: LoadSpec, limit_s: float | None) -> None:
     assert longest_s(spec, measured_phase(spec, "load", 0)) == limit_s
+
+
+def test_each_client_has_a_place_in_the_warm_up() -> None:
+    spec = LoadSpec(processes=40, num_warmups=80, request_rate=1.0)
+    phase = warmup_phase(spec)
+    shared = spec.model_copy(update={"max_concurrency": phase.max_concurrency})
+    assert [shared.cap(index) for index in range(40)] == [1] * 40
+
+
+def test_a_limit_of_connections_is_shared_by_the_clients() -> None:
+    spec = LoadSpec(processes=3, target=TargetSpec(max_connections=8))
+    assert [spec.target_of(index).max_connections for index in range(3)] == [3, 3, 2]
+    assert LoadSpec(processes=3).target_of(0) == TargetSpec()
 
 
 async def started(tmp_path: Path, url: str) -> Clients:
@@ -126,6 +142,48 @@ async def test_a_client_that_never_gets_ready_for_a_phase_is_killed(
         assert await process.wait() == -signal.SIGKILL
     finally:
         await clients.abandon()
+
+
+async def test_progress_goes_on_when_a_client_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(succeeded: int) -> dict[str, object]:
+        return {
+            **module._NOTHING,
+            "counts": asdict(ReplayCounts(offered=succeeded, succeeded=succeeded)),
+            "in_flight": 0,
+            "received_bytes": 10 * succeeded,
+        }
+
+    ended = asdict(ClientHealth(1.0, 0.1, 0.0, 0.0))
+    heard = {
+        0: iter([{"done": said(1) | {"health": ended, "max_rss_bytes": 1}}]),
+        1: iter(
+            [
+                *({"progress": said(count)} for count in (2, 3)),
+                {"done": said(4) | {"health": ended, "max_rss_bytes": 1}},
+            ]
+        ),
+    }
+
+    async def hear(self: Clients, process: int, *wanted: str) -> dict[str, object]:
+        if "prepared" in wanted:
+            return {"prepared": True}
+        # The first client ends before the second says anything.
+        await asyncio.sleep(0)
+        return next(heard[process])
+
+    monkeypatch.setattr(Clients, "_hear", hear)
+    monkeypatch.setattr(Clients, "_tell", lambda self, process, **message: None)
+    clients = Clients(closed(processes=2), lambda k: tmp_path, META)
+    clients._processes = [0, 1]  # type: ignore[list-item]
+    shown: list[tuple[int, int]] = []
+    done = await clients.phase(
+        measured_phase(clients._spec, "load", 0),
+        lambda progress: shown.append((progress.counts.succeeded, progress.received_bytes)),
+    )
+    assert shown == [(3, 30), (4, 40)]
+    assert done.counts.succeeded == 5
 
 
 async def test_an_ended_phase_leaves_no_deadline(

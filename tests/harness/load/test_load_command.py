@@ -123,6 +123,7 @@ def test_a_search_tries_rates_and_reports_them(
     assert found["configurations"][0]["slo_rate"]["raw"] == 160
     result = json.loads((only_run(tmp_path) / "result.json").read_text())
     assert (result["request_rate"], result["num_prompts"]) == (160, 30)
+    assert found["latency_phase"] == "search-3"
     assert "160 req/s met it for 70% of the requests, - did not" in capsys.readouterr().out
 
 
@@ -357,6 +358,7 @@ def test_dry_run_resolves_and_sends_nothing(
             "found 2 for 1 prefill servers",
         ),
         (("--processes", "4", "--max-concurrency", "2"), "at least one"),
+        (("--processes", "4", "--max-connections", "2"), "at least one"),
         (("--ramp-up-strategy", "linear"), "--ramp-up-start-rps"),
         (("--trace", "t.jsonl", "--input-len", "5"), "lengths of its own"),
         (("--workload", "sessions", "--sessions", "closed"), "--request-rate"),

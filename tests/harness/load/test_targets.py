@@ -18,6 +18,7 @@ from harness.load.driver import Driver
 from harness.load.flight import Flight
 from harness.load.schedule import OpenSchedule
 from harness.targets.base import Api, Kind, TargetSpec
+from harness.targets.completion import Completion
 from harness.targets.endpoint import Endpoint
 from harness.targets.factory import make_target
 from harness.targets.routing import PairRouter
@@ -60,6 +61,10 @@ async def test_a_vllm_pair_hands_its_caches_over() -> None:
     ids = [sorted(seen[0]["x-request-id"] for seen in side.seen) for side in (prefill, decode)]
     assert ids[0] == ids[1] and len(set(ids[0])) == 4
     assert [each.rsplit("-", 1)[0] for each in ids[0]] == [f"load-{k}" for k in range(4)]
+    for each in flights:
+        # A connection is waited for once the cache is there: a prefill is no wait for one.
+        assert each.pool_wait_s is not None and each.prefill_finished_s is not None
+        assert each.prefill_finished_s + each.pool_wait_s <= each.chunk_s[0]
     # The two halves carry one prompt.
     prompts = [{seen[1]["prompt"] for seen in side.seen} for side in (prefill, decode)]
     assert prompts[0] == prompts[1] and len(prompts[0]) == 4
@@ -67,6 +72,13 @@ async def test_a_vllm_pair_hands_its_caches_over() -> None:
         assert each.sent_s is not None and each.prefill_finished_s is not None
         assert each.sent_s <= each.prefill_finished_s <= each.chunk_s[0]
         assert each.prefill_instance and each.decode_instance
+
+
+def test_a_wait_for_a_connection_begins_when_it_was_asked_for() -> None:
+    for asked_s, wait_s in ((None, 4.5), (5.0, 0.5)):
+        flight = Flight(make_request(), "load", 0.0, 1.0, 0, 1.0, sent_s=1.0)
+        Completion(flight, lambda flight: None, asked_s).started(5.5, True, lambda reason: None)
+        assert flight.pool_wait_s == wait_s
 
 
 async def test_short_prompts_stay_with_the_decode_server() -> None:
@@ -113,7 +125,7 @@ async def test_what_forbids_an_answer_of_one_token_reaches_the_decode_server_onl
             kind=Kind.VLLM_PAIR,
             prefill_urls=(prefill.url,),
             decode_urls=(decode.url,),
-            extra_body={"min_tokens": 3, "top_p": 0.5},
+            extra_body={"min_tokens": 3, "top_p": 0.5, "stream_options": {"include_usage": True}},
         )
         assert succeeded(await load(spec, 1))
     bodies = [side.seen[0][1] for side in (prefill, decode)]
