@@ -103,6 +103,7 @@ CHANGES: Changes = [
         (f"workload.{name}", DOCUMENTS, value)
         for name, value in {"reuse": 0.1, "live_documents": 2, "skew": 0.0}.items()
     ],
+    ("workload.tenants", DOCUMENTS, {"a": 1.0, "b": 1.0}),
     *lengths("workload.document", DOCUMENTS),
     *lengths("workload.question", DOCUMENTS),
     *[
@@ -189,7 +190,6 @@ NONE_HERE = {
     "name": "names the run",
     "mode": "which way the experiment is run",
     "configurations.NAME.name": "names a column",
-    "workload.tenants": "whose a request is: recorded; salts no modelled cache",
     "workload.slo_class": "recorded",
     "workload.path": "a trace's file; tests/workloads",
     "workload.format": "of a trace's file; tests/workloads",
@@ -204,8 +204,8 @@ NONE_HERE = {
     "link.queue_bytes": "as queue_ms",
     "link.reverse.queue_ms": "as queue_ms",
     "link.reverse.queue_bytes": "as queue_ms",
-    "link.reverse.rate_gbps": "only fetched prefixes go that way; tests/harness/test_fluid.py",
-    "link.reverse.loss": "only fetched prefixes go that way; tests/harness/test_fluid.py",
+    "link.reverse.rate_gbps": "of fetched prefixes; tests/harness/test_modelled_fleet.py",
+    "link.reverse.loss": "of fetched prefixes; tests/harness/test_modelled_fleet.py",
     "link.bundle_segments": "of emulate only: netem",
     "link.backend": "of emulate only: what shapes the link",
     "measure.flow_rates": "writes a table, changes no figure; tests/harness/test_flow_rates.py",

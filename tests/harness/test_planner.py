@@ -703,3 +703,11 @@ def test_what_a_run_would_refuse_is_not_planned(field, message, capsys):
     policy = ["--set", "configurations.prfaas.policy=prfaas"]
     assert main(["plan", "paper", *policy, "--set", f"configurations.prfaas.{field}"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_tenants_share_no_planned_prefixes():
+    shared, apart = (
+        deployment_of(load_experiment("documents", {"workload.tenants": tenants})).lengths.mean()
+        for tenants in ({"a": 1.0}, dict.fromkeys("abcdefgh", 1.0))
+    )
+    assert apart > 1.3 * shared
