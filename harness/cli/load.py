@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -128,6 +129,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """What a run would find out at its end. Raises BadInput."""
+    ready_s = options.ready_check_timeout_sec
+    if not 0 <= ready_s < math.inf:
+        raise BadInput(f"--ready-check-timeout-sec {ready_s:g}: needs a number of at least 0")
     name = options.result_filename
     if Path(name).name in ("", "..") or Path(name).name != name:
         raise BadInput(f"--result-filename {name!r}: needs the name of a file in the run directory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 
 from harness.errors import BadInput
@@ -50,6 +51,7 @@ _EXCLUDE = (
     ("search", "repeats", "a search repeats a rate until it is decided"),
     ("search", "min_goodput", "a search judges each rate by --search-share"),
     ("trace", "workload", "the requests are the trace's"),
+    ("ramp_up_strategy", "request_rate", "a ramp has rates of its own"),
     ("insecure", "ca_file", "no certificate would be verified"),
 )
 
@@ -69,6 +71,8 @@ def _problems(options: argparse.Namespace) -> Iterator[str]:
     defaults = parser.parse_args([])
 
     def given(name: str) -> bool:
+        if name == "request_rate" and options.request_rate == math.inf:
+            return False
         return bool(getattr(options, name) != getattr(defaults, name))
 
     kind = Kind(options.target)

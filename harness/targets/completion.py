@@ -18,7 +18,9 @@ class Completion:
     __slots__ = ("_asked_s", "_body", "_done", "_flight", "_sse", "observe")
 
     def __init__(self, flight: Flight, done: Done, asked_s: float | None = None) -> None:
-        """`asked_s`: when a connection was asked for, where not as the flight was sent."""
+        """`asked_s`: when a connection was asked for, where not as the flight was sent. The wait
+        for it is added to what the flight has waited already.
+        """
         self._flight = flight
         self._asked_s = flight.sent_s if asked_s is None else asked_s
         self._done = done
@@ -34,9 +36,10 @@ class Completion:
             abort("not wanted any more")
             return
         flight.attempts += 1
-        if flight.pool_wait_s is None and self._asked_s is not None:
-            flight.pool_wait_s = now - self._asked_s
+        if self._asked_s is not None:
+            flight.pool_wait_s = (flight.pool_wait_s or 0.0) + now - self._asked_s
             flight.new_connection = fresh
+            self._asked_s = None
         flight.cancel = abort
 
     def body(self, status: int, headers: dict[bytes, bytes], data: bytes, now: float) -> None:

@@ -73,10 +73,18 @@ class Endpoint:
         return message
 
     async def call(
-        self, path: str, body: bytes = b"", *, method: str = "POST", lines: str = ""
+        self,
+        path: str,
+        body: bytes = b"",
+        *,
+        method: str = "POST",
+        lines: str = "",
+        on_start: Callable[[float], None] = lambda now: None,
     ) -> tuple[int, bytes]:
-        """(status, body) of one small request. Raises ConnectionError."""
-        call = _Call(asyncio.get_running_loop().create_future())
+        """(status, body) of one small request; `on_start` is told each time that it has got a
+        connection (loop's clock). Raises ConnectionError.
+        """
+        call = _Call(asyncio.get_running_loop().create_future(), on_start)
         self.pool.submit(self.heads(path, method)(body, lines), call)
         try:
             return await call.answer
@@ -107,8 +115,11 @@ class Endpoint:
 class _Call(Exchange):
     """A request whose whole answer is awaited."""
 
-    def __init__(self, answer: asyncio.Future[tuple[int, bytes]]) -> None:
+    def __init__(
+        self, answer: asyncio.Future[tuple[int, bytes]], on_start: Callable[[float], None]
+    ) -> None:
         self.answer = answer
+        self._on_start = on_start
         self._pieces: list[bytes] = []
         self._abort: Callable[[str], None] | None = None
 
@@ -118,6 +129,7 @@ class _Call(Exchange):
 
     def started(self, now: float, fresh: bool, abort: Callable[[str], None]) -> None:
         self._abort = abort
+        self._on_start(now)
         if self.answer.done():
             abort("cancelled")
 

@@ -207,9 +207,16 @@ class VllmPair(_Pair):
         body = self._prefill_bodies.build(
             flight, stream=False, max_tokens=1, extra={"kv_transfer_params": VLLM_PREFILL}
         )
-        flight.prefill_started_s = self._loop.time()
+        flight.prefill_started_s = asked_s = self._loop.time()
+
+        def started(now: float) -> None:
+            if flight.pool_wait_s is None:
+                flight.pool_wait_s = now - asked_s
+
         try:
-            status, answer = await prefiller.call(self._path, body, lines=self._lines(flight))
+            status, answer = await prefiller.call(
+                self._path, body, lines=self._lines(flight), on_start=started
+            )
         except ConnectionError as error:
             self._failed(flight, f"prefill: {error}", done)
             return
