@@ -41,6 +41,9 @@ def load_spec(options: argparse.Namespace) -> LoadSpec:
     count = _at_least("--num-prompts", options.num_prompts, 1)
     if count is None and unbounded:
         count = 1000
+    _at_least("--seed", options.seed, 0)
+    if options.endpoint and not options.endpoint.startswith("/"):
+        raise BadInput(f"--endpoint {options.endpoint!r}: needs a path that begins with /")
     if options.min_goodput is not None and not 0 <= options.min_goodput <= 1:
         raise BadInput(f"--min-goodput {options.min_goodput:g}: needs a share of 0 to 1")
     made = {

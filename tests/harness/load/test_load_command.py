@@ -370,6 +370,8 @@ def test_dry_run_resolves_and_sends_nothing(
         (("--link-interface", "no-such-link"), "no-such-link"),
         (("--trace", "/no/such/file"), "/no/such/file"),
         (("--num-prompts", "0"), "--num-prompts 0: needs at least 1"),
+        (("--seed", "-1"), "--seed -1: needs at least 0"),
+        (("--endpoint", "v1/completions"), "begins with /"),
         (("--input-len", "0"), "--input-len 0: needs at least 1"),
         (("--output-len", "0"), "--output-len 0: needs at least 1"),
         (("--input-len", "999999999999"), "at most 2147483647"),
