@@ -1,8 +1,10 @@
 """What a process has in use rises with what it keeps, wherever that lies, and falls again."""
 
 import ctypes
+import gc
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,15 @@ from engine.in_use import BLOCK_BYTES, _small_blocks, in_use_bytes, kept_bytes
 MIB = 2**20
 
 pytestmark = pytest.mark.skipif(in_use_bytes() is None, reason="no mallinfo2 in the C library")
+
+
+@pytest.fixture(autouse=True)
+def only_what_a_test_frees() -> Iterator[None]:
+    """Garbage of earlier tests in this process would be collected at any moment."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def used() -> int:
