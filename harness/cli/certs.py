@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from engine.transport.certificates import make_authority, make_certificate
-from harness.cli.places import make_folder
+from harness.places import make_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,6 @@ from harness.cli.link_words import (
     status,
 )
 from harness.cli.numbers import finite
-from harness.cli.places import make_folder
 from harness.errors import BadInput, ExitCode
 from harness.links.achieved import measure
 from harness.links.base import ShapedLink
@@ -41,6 +40,7 @@ from harness.links.state import (
     remove,
     sweep_stale,
 )
+from harness.places import make_folder
 
 #: What `prfaas link follow` runs unless told otherwise.
 HOUR = Path(__file__).parents[1] / "links" / "hour.toml"

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.places import make_folder
 from harness.errors import BadInput, ExitCode
+from harness.places import make_folder
 
 if TYPE_CHECKING:
     from harness.nightly.judge import Mark, Night

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.places import check_file
 from harness.errors import BadInput
+from harness.places import check_file
 from results.whole import write_whole
 
 if TYPE_CHECKING:

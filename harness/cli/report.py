@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.numbers import finite
-from harness.cli.places import check_file, make_folder
 from harness.errors import BadInput, ExitCode
+from harness.places import check_file, make_folder
 
 if TYPE_CHECKING:
     from harness.experiment import Experiment

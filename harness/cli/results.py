@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.cli.places import check_file
 from harness.errors import BadInput, ExitCode
+from harness.places import check_file
 
 _EXAMPLES = """\
 examples:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import BadInput
+from harness.places import check_file
 from harness.planner.search import CurvePoint, SplitPoint
-from results.whole import check_whole
 
 SUFFIXES = (".html", ".png", ".svg")
 
@@ -23,12 +23,7 @@ def check_chart(path: Path) -> None:
     """Raises BadInput where `save_chart` could not write."""
     if path.suffix not in SUFFIXES:
         raise BadInput(f"--chart {path}: needs a name that ends in {', '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise BadInput(f"--chart {path}: there is no folder {path.parent}; make it first")
-    try:
-        check_whole(path)
-    except OSError as error:
-        raise BadInput(f"--chart {path}: cannot be written: {error.strerror}") from None
+    check_file("--chart", path)
 
 
 def save_chart(

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import random
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,7 @@ _NOT_FOR_PREFILL = frozenset(
 )
 
 
-class _Pair:
+class _Pair(ABC):
     """What both kinds share: the servers, in turn, and requests that need no hand-over."""
 
     def __init__(self, spec: TargetSpec, due: Due | None = None) -> None:
@@ -150,10 +151,11 @@ class _Pair:
         if told is not None and flight.prefill_started_s is not None:
             told(now - flight.prefill_started_s)
 
+    @abstractmethod
     def _hand_over(
         self, flight: Flight, done: Done, prefiller: Endpoint, decoder: Endpoint, message: Message
     ) -> None:
-        raise NotImplementedError
+        """Send both halves of `flight`, in whichever order the servers want; then call `done`."""
 
     def _lines(self, flight: Flight) -> str:
         """Both halves carry one id."""

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli.main import main
-from harness.cli.places import check_file, make_folder
 from harness.errors import BadInput
+from harness.places import check_file, make_folder
 from results.whole import check_whole, write_whole
 
 SWEEP = ["sweep", "paper", "--mode", "plan", "--axis", "link.rate_gbps=5"]
